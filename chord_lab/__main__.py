@@ -11,7 +11,9 @@ def main() -> None:
         import rich  # noqa: F401
         import typer  # noqa: F401
     except ImportError as error:
-        sys.exit(f"chord-lab: {error.name} is not installed; the workbench needs its extra: pip install 'chord-lab[lab]'")
+        sys.exit(
+            f"chord-lab: {error.name} is not installed; the workbench needs its extra: pip install 'chord-lab[lab]'"
+        )
     from chord_lab.cli import run
 
     run()

@@ -23,15 +23,50 @@ class Device:
 DEVICES: dict[str, Device] = {
     d.slug: d
     for d in (
-        Device(slug="nvidia_h200", capability=90, num_sms=132, smem_per_cta=232448, smem_per_sm=233472, memory_bytes=150754820096),
-        Device(slug="nvidia_h100_80gb_hbm3", capability=90, num_sms=132, smem_per_cta=232448, smem_per_sm=233472, memory_bytes=85899345920),
-        Device(slug="nvidia_a100_sxm4_80gb", capability=80, num_sms=108, smem_per_cta=166912, smem_per_sm=167936, memory_bytes=85899345920),
-        Device(slug="nvidia_b200", capability=100, num_sms=148, smem_per_cta=232448, smem_per_sm=233472, memory_bytes=193273528320),
-        Device(slug="nvidia_b300", capability=103, num_sms=148, smem_per_cta=232448, smem_per_sm=233472, memory_bytes=309237645312),
+        Device(
+            slug="nvidia_h200",
+            capability=90,
+            num_sms=132,
+            smem_per_cta=232448,
+            smem_per_sm=233472,
+            memory_bytes=150754820096,
+        ),
+        Device(
+            slug="nvidia_h100_80gb_hbm3",
+            capability=90,
+            num_sms=132,
+            smem_per_cta=232448,
+            smem_per_sm=233472,
+            memory_bytes=85899345920,
+        ),
+        Device(
+            slug="nvidia_a100_sxm4_80gb",
+            capability=80,
+            num_sms=108,
+            smem_per_cta=166912,
+            smem_per_sm=167936,
+            memory_bytes=85899345920,
+        ),
+        Device(
+            slug="nvidia_b200",
+            capability=100,
+            num_sms=148,
+            smem_per_cta=232448,
+            smem_per_sm=233472,
+            memory_bytes=193273528320,
+        ),
+        Device(
+            slug="nvidia_b300",
+            capability=103,
+            num_sms=148,
+            smem_per_cta=232448,
+            smem_per_sm=233472,
+            memory_bytes=309237645312,
+        ),
     )
 }
 
 
 def device_slug(reported_name: str) -> str:
-    """``NVIDIA H100 80GB HBM3`` -> ``nvidia_h100_80gb_hbm3``: the whole reported name, so that unlike cards never share a table."""
+    """``NVIDIA H100 80GB HBM3`` -> ``nvidia_h100_80gb_hbm3``: the whole name, so that unlike cards share no table."""
     return re.sub(r"[^a-z0-9]+", "_", reported_name.lower()).strip("_")

@@ -32,4 +32,6 @@ class PackedWeights:
     def require(self, *names: str) -> None:
         """Refuse to run under a profile that these weights were not packed for."""
         if self.profile.name not in names:
-            raise ValueError(f"weights packed for profile {self.profile.name} were given to profile {' or '.join(names)}")
+            raise ValueError(
+                f"weights packed for profile {self.profile.name} were given to profile {' or '.join(names)}"
+            )

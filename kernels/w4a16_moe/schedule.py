@@ -35,7 +35,12 @@ class Schedule:
     dequant: Dequant = "subnormal"  # code read as a bf16 subnormal and one fma, or 128+code minus 136 times scale
 
     def __post_init__(self) -> None:
-        for name, choices in (("kernel", Kernel), ("token_slicing", TokenSlicing), ("tile_order", TileOrder), ("dequant", Dequant)):
+        for name, choices in (
+            ("kernel", Kernel),
+            ("token_slicing", TokenSlicing),
+            ("tile_order", TileOrder),
+            ("dequant", Dequant),
+        ):
             if getattr(self, name) not in get_args(choices):
                 raise ValueError(f"{name}={getattr(self, name)!r}: legal are {', '.join(get_args(choices))}")
         for name in ("swap_ab", "stream_k", "persistent"):
@@ -64,14 +69,23 @@ class Schedule:
 
     def label(self) -> str:
         """A short name that is unique among schedules, fit for tables: ``mma_sync 16x256x128 w4 s2 c3 stream_k``."""
-        parts = [self.kernel, f"{self.block_m}x{self.block_n}x{self.block_k}", f"w{self.num_warps}", f"s{self.num_stages}"]
+        parts = [
+            self.kernel,
+            f"{self.block_m}x{self.block_n}x{self.block_k}",
+            f"w{self.num_warps}",
+            f"s{self.num_stages}",
+        ]
         if self.ctas_per_sm > 1:
             parts.append(f"c{self.ctas_per_sm}")
         if self.group_m > 1:
             parts.append(f"g{self.group_m}")
         if self.split_k > 1:
             parts.append(f"k{self.split_k}")
-        parts += [word for word, on in (("swap", self.swap_ab), ("stream_k", self.stream_k), ("persistent", self.persistent)) if on]
+        parts += [
+            word
+            for word, on in (("swap", self.swap_ab), ("stream_k", self.stream_k), ("persistent", self.persistent))
+            if on
+        ]
         if self.tile_order != "static":
             parts.append("queue")
         if self.token_slicing != "static":
