@@ -1,0 +1,78 @@
+"""What every test can rely on: a GPU or a reason, other Triton releases, and skips counted by reason."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def _why_no_gpu() -> str:
+    """Empty when torch sees a CUDA GPU; otherwise the reason."""
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not installed"
+    import torch
+
+    return "" if torch.cuda.is_available() else "no CUDA GPU on this machine"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip GPU tests with the reason; keep browser tests in one worker, for they share one JupyterLab."""
+    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    reason = _why_no_gpu() if gpu_items else ""
+    for item in gpu_items:
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
+    for item in items if config.pluginmanager.hasplugin("xdist") else []:
+        if item.get_closest_marker("browser"):
+            item.add_marker(pytest.mark.xdist_group("browser"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many tests were skipped, and why, grouped by reason."""
+    reasons: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("skipped", []):
+        text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        reasons[re.sub(r"^Skipped: ", "", text)] += 1
+    if reasons:
+        terminalreporter.section(f"{sum(reasons.values())} skipped, by reason")
+        for reason, count in reasons.most_common():
+            terminalreporter.line(f"{count:5d}  {reason}")
+
+
+@pytest.fixture(scope="session")
+def root() -> pathlib.Path:
+    """The checkout."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def triton_versions() -> dict[str, dict[str, str]]:
+    """Environment variables under which a child Python imports each Triton release at hand: version -> variables.
+
+    The installed release is always there. The others lie in ``.venv/triton-VERSION`` (`make test` puts them there) or
+    in the folders that CHORD_LAB_TRITONS lists, separated by ``:``.
+    """
+    folders = sorted((ROOT / ".venv").glob("triton-*[0-9]"))
+    folders += [pathlib.Path(text) for text in os.environ.get("CHORD_LAB_TRITONS", "").split(":") if text]
+    found: dict[str, dict[str, str]] = {}
+    for folder in [None, *folders]:
+        paths = [str(folder)] if folder else []
+        path = ":".join([*paths, str(ROOT), str(ROOT / "kernels")])
+        child = {**os.environ, "PYTHONPATH": path}
+        version = subprocess.run(
+            [sys.executable, "-c", "import triton; print(triton.__version__)"], env=child, capture_output=True, text=True
+        )
+        if version.returncode == 0:
+            found.setdefault(version.stdout.strip(), child)
+    if not found:
+        pytest.skip("triton is not installed (it has no build for this platform)")
+    return found
