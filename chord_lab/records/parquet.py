@@ -1,0 +1,163 @@
+"""Parquet for what ships in data/, and columnar reading of many files at once."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+
+from w4a16_moe.problem import MoeProblem
+from w4a16_moe.schedule import Schedule
+
+from chord_lab.errors import UserError
+from chord_lab.records.journal import JOURNAL_GLOB, ReadResult, read_journal
+from chord_lab.records.record import CompileFacts, Environment, Method, Record
+from chord_lab.records.rows import OWN_COLUMNS, ROUTING_COLUMNS, from_row, to_row
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+
+def arrow_schema() -> pa.Schema:
+    """Column names and types of a records file; strings are dictionary-encoded, because most repeat."""
+    import pyarrow as pa
+
+    word = pa.dictionary(pa.int32(), pa.string())
+    special = {
+        "times_us": pa.list_(pa.list_(pa.float32())),
+        "rounds": pa.list_(pa.int32()),
+        "sm_mhz": pa.list_(pa.float32()),
+        "power_w": pa.list_(pa.float32()),
+    }
+    columns: dict[str, Any] = {"format": pa.int16()}
+    hints = get_type_hints(Record)
+    for name in OWN_COLUMNS:
+        columns[name] = special.get(name) or _arrow_type(hints[name], word)
+    for part in (MoeProblem, Schedule, Environment, Method, CompileFacts):
+        for name, hint in get_type_hints(part).items():
+            columns[name] = _arrow_type(hint, word)
+    for column in ROUTING_COLUMNS.values():
+        columns[column] = word if column in ("draw", "generator") else pa.int64()
+    columns["tok_e"] = pa.list_(pa.int32())
+    return pa.schema(list(columns.items()))
+
+
+def _arrow_type(hint: Any, word: Any) -> Any:
+    import pyarrow as pa
+
+    options = [hint, *get_args(hint)]
+    for python, arrow in ((bool, pa.bool_()), (int, pa.int64()), (float, pa.float64())):
+        if python in options:
+            return arrow
+    return word
+
+
+def to_table(records: Iterable[Record]) -> pa.Table:
+    """Records as an Arrow table of `arrow_schema`."""
+    import pyarrow as pa
+
+    return pa.Table.from_pylist([to_row(record) for record in records], schema=arrow_schema())
+
+
+def write_parquet(table_or_records: pa.Table | Iterable[Record], path: pathlib.Path) -> pathlib.Path:
+    """Write zstd Parquet to a temporary name, then rename."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = table_or_records if isinstance(table_or_records, pa.Table) else to_table(table_or_records)
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        pq.write_table(table, temporary, compression="zstd", compression_level=15)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def record_files(paths: Sequence[pathlib.Path] | pathlib.Path) -> list[pathlib.Path]:
+    """Journals and Parquet files under the given files and directories, in a stable order."""
+    if isinstance(paths, (str, pathlib.Path)):
+        paths = [pathlib.Path(paths)]
+    files: list[pathlib.Path] = []
+    for path in map(pathlib.Path, paths):
+        if path.is_dir():
+            files += sorted(p for p in path.rglob("*.parquet") if not p.name.startswith("."))
+            files += sorted(path.rglob(JOURNAL_GLOB))
+        elif path.exists():
+            files.append(path)
+        else:
+            raise UserError(f"{path} does not exist; expected a records file or a directory of them")
+    return list(dict.fromkeys(files))
+
+
+def read_tables(
+    paths: Sequence[pathlib.Path] | pathlib.Path, columns: Sequence[str] | None = None
+) -> tuple[pa.Table, list[str]]:
+    """All records under `paths` as one Arrow table, and a notice for each file or line that was skipped."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = arrow_schema()
+    if columns is not None:
+        schema = pa.schema([schema.field(name) for name in columns])
+    tables, notices = [], []
+    for file in record_files(paths):
+        if file.suffix == ".jsonl":
+            result = read_journal(file)
+            notices += result.notices
+            table = to_table(result.records).select(schema.names)
+        else:
+            try:
+                present = set(pq.read_schema(file).names)
+                if not {"run_id", "status"} <= present:
+                    raise ValueError("its columns are not those of records")
+                table = _conform(pq.read_table(file, columns=[n for n in schema.names if n in present]), schema)
+            except (OSError, ValueError, pa.ArrowException) as error:
+                notices.append(f"{file}: not a records file ({' '.join(str(error).split())[:160]}); skipped")
+                continue
+        tables.append(table)
+    if not tables:
+        return schema.empty_table(), notices
+    return pa.concat_tables(tables).unify_dictionaries().combine_chunks(), notices
+
+
+def _conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """A column that an older file lacks is null."""
+    import pyarrow as pa
+
+    arrays = [
+        table.column(f.name).cast(f.type) if f.name in table.column_names else pa.nulls(len(table), f.type)
+        for f in schema
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def read_records(paths: Sequence[pathlib.Path] | pathlib.Path) -> ReadResult:
+    """All records under `paths` as dataclasses; for very many of them use `read_frame`."""
+    result = ReadResult()
+    for file in record_files(paths):
+        if file.suffix == ".jsonl":
+            result.extend(read_journal(file))
+            continue
+        table, notices = read_tables(file)
+        result.notices += notices
+        for row in table.to_pylist():
+            try:
+                result.records.append(from_row(row))
+            except ValueError as error:
+                result.notices.append(f"{file}: {error}; skipped")
+    return result
+
+
+def read_frame(
+    paths: Sequence[pathlib.Path] | pathlib.Path, columns: Sequence[str] | None = None
+) -> tuple[pd.DataFrame, list[str]]:
+    """All records under `paths` as a DataFrame (categorical words) with `time_us` derived, and the notices."""
+    from chord_lab.records.frames import to_frame
+
+    table, notices = read_tables(paths, columns)
+    return to_frame(table), notices
