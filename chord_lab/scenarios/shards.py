@@ -38,7 +38,9 @@ class Shard:
         match = re.fullmatch(r"(?:ep(\d+)(?:r(\d+))?)?(?:tp(\d+))?", text)
         if not text or match is None:
             raise UserError(f"shard {text!r} is not understood; legal: ep8, tp8, ep4tp2, ep8r16 (16 redundant experts)")
-        ep, redundant, tp = (int(part) if part else default for part, default in zip(match.groups(), (1, 0, 1)))
+        ep, redundant, tp = (
+            int(part) if part else default for part, default in zip(match.groups(), (1, 0, 1), strict=True)
+        )
         if ep < 1 or tp < 1:
             raise UserError(f"shard {text!r}: ep and tp must be at least 1")
         return cls(ep=ep, tp=tp, num_redundant=redundant)
