@@ -23,8 +23,8 @@ def jsonable(value: Any) -> Any:
         return [jsonable(v) for v in value]
     if isinstance(value, pathlib.PurePath):
         return str(value)
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
-        value = value.item()
+    if hasattr(value, "tolist"):  # numpy arrays and scalars
+        return jsonable(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

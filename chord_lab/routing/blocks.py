@@ -1,4 +1,4 @@
-"""Blocks and padding: how a routing is laid out for a kernel, and what that costs. Numpy twins of the kernel package."""
+"""Blocks and padding: how a routing is laid out for a kernel and what that costs; numpy twins of the kernel package."""
 
 from __future__ import annotations
 
@@ -39,40 +39,35 @@ class PaddingRow(NamedTuple):
 def local_load(topk_ids: npt.ArrayLike, num_experts: int, expert_map: npt.ArrayLike | None = None) -> LocalLoad:
     """Rows per local expert.
 
-    topk_ids: whole numbers, any shape; -1 is no route. expert_map: ``[num_global_experts]`` local index or -1; without
+    topk_ids: whole numbers, any shape. expert_map: ``[num_global_experts]`` local index or -1; without
     it every id must be a local expert.
 
     Raises:
         UserError: an id out of range, or a map that names a local expert that is not there.
     """
     local = _local_ids(topk_ids, num_experts, expert_map)
-    return LocalLoad(np.bincount(local[local >= 0], minlength=num_experts).astype(np.int64), int((local == -2).sum()))
+    return LocalLoad(np.bincount(local[local >= 0], minlength=num_experts).astype(np.int64), int((local < 0).sum()))
 
 
 def _local_ids(topk_ids: npt.ArrayLike, num_experts: int, expert_map: npt.ArrayLike | None) -> npt.NDArray[np.int64]:
-    """Flat local ids: -1 for no route, -2 for a route to an expert elsewhere."""
+    """Flat local ids, -1 for a route to an expert elsewhere."""
     ids = np.asarray(topk_ids)
     if ids.size and not np.issubdtype(ids.dtype, np.integer):
         raise UserError(f"topk_ids must be whole numbers, not {ids.dtype}")
     flat = ids.astype(np.int64).ravel()
     if expert_map is None:
-        bad = flat[(flat < -1) | (flat >= num_experts)]
+        bad = flat[(flat < 0) | (flat >= num_experts)]
         if bad.size:
-            raise UserError(
-                f"topk_ids holds {bad[0]}; legal without an expert_map: 0 to {num_experts - 1}, -1 for no route"
-            )
+            raise UserError(f"topk_ids holds {bad[0]}; legal without an expert_map: 0 to {num_experts - 1}")
         return flat
     mapping = np.asarray(expert_map, dtype=np.int64)
     if mapping.size and (mapping.max() >= num_experts or mapping.min() < -1):
-        raise UserError(f"expert_map holds {mapping.max()}; legal: -1 to {num_experts - 1}")
-    bad = flat[(flat < -1) | (flat >= mapping.size)]
+        worst = mapping.max() if mapping.max() >= num_experts else mapping.min()
+        raise UserError(f"expert_map holds {worst}; legal: -1 to {num_experts - 1}")
+    bad = flat[(flat < 0) | (flat >= mapping.size)]
     if bad.size:
-        raise UserError(
-            f"topk_ids holds {bad[0]}; legal with this expert_map: 0 to {mapping.size - 1}, -1 for no route"
-        )
-    local = np.full_like(flat, -1)
-    local[flat >= 0] = mapping[flat[flat >= 0]]
-    return np.where((flat >= 0) & (local < 0), -2, local)
+        raise UserError(f"topk_ids holds {bad[0]}; legal with this expert_map: 0 to {mapping.size - 1}")
+    return mapping[flat]
 
 
 def num_blocks(tok_e: npt.ArrayLike, block_m: int) -> int:
@@ -88,8 +83,8 @@ def align_to_blocks(
     """Routed row ids grouped by expert, each expert padded to whole blocks: twin of ``w4a16_moe.align_to_blocks``."""
     local = _local_ids(topk_ids, num_experts, expert_map)
     tok_e = np.bincount(local[local >= 0], minlength=num_experts)
-    per_expert = -(-tok_e // block_m) if num_blocks(tok_e, block_m) else np.zeros(num_experts, dtype=np.int64)
-    padded = int(per_expert.sum()) * block_m
+    padded = num_blocks(tok_e, block_m) * block_m
+    per_expert = -(-tok_e // block_m)
     sorted_ids = np.full(padded, local.size, dtype=np.int32)
     rows = np.flatnonzero(local >= 0)
     rows = rows[np.argsort(local[rows], kind="stable")]
@@ -110,7 +105,7 @@ def padding(tok_e: npt.ArrayLike, block_m: int) -> PaddingRow:
 def smaller_block(
     tok_e: npt.ArrayLike, block_m: int, candidates: tuple[int, ...] = (8, 16, 32, 64, 128)
 ) -> PaddingRow | None:
-    """The largest smaller block that needs no more blocks (no more weight reads) than `block_m`, when most is padding."""
+    """A smaller block_m that needs no more blocks (no more weight reads), if most rows are padding; else None."""
     now = padding(tok_e, block_m)
     if now.padding_share <= 0.5:
         return None

@@ -119,7 +119,7 @@ def _seed(draw: Draw, seed: int, num_tokens: int, num_experts: int, top_k: int) 
 
 
 def _uniforms(generator: np.random.PCG64, count: int) -> npt.NDArray[np.float64]:
-    """`count` numbers of [0, 1) from the raw stream, whose stability numpy promises (that of `Generator` it does not)."""
+    """`count` numbers of [0, 1) from the raw stream: its stability numpy promises, that of `Generator` it does not."""
     return (generator.random_raw(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 

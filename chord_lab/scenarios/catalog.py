@@ -90,30 +90,29 @@ def _routed_m(model: ModelShape, shard: Shard, unit: TokenUnit, num_tokens: int)
 
     A system-wide chunk sends T * top_k routes over ep GPUs; without EP every GPU sees all routes of the batch. Tokens
     per GPU (ep GPUs, each with its own batch) bring T * top_k rows to each, whatever ep is. Under uniform load.
+
+    Raises:
+        UserError: the rows are no whole number of drawn tokens, each with all its routes on this GPU.
     """
-    physical = model.num_experts + shard.num_redundant
     if num_tokens < 0:
         raise UserError(f"tokens must be at least 0, not {num_tokens}")
+    local = (model.num_experts + shard.num_redundant) // shard.ep
+    routes = min(model.top_k, local)  # of one drawn token
     if unit == "tokens of a system-wide chunk":
-        rows, rest = divmod(num_tokens * model.top_k, shard.ep)
-        if rest:
-            raise UserError(
-                f"{num_tokens} tokens x top_k {model.top_k} do not spread evenly over ep={shard.ep}; "
-                f"take a multiple of {shard.ep // gcd(shard.ep, model.top_k)}"
-            )
-        return rows
-    if unit in ("tokens per GPU", "tokens of the batch"):
-        return num_tokens * model.top_k
-    return num_tokens * (physical // shard.ep)
+        numerator, denominator = model.top_k, shard.ep
+    else:
+        numerator, denominator = (local if unit == "tokens per expert" else model.top_k), 1
+    step = routes * denominator // gcd(numerator, routes * denominator)
+    if num_tokens % step:
+        raise UserError(
+            f"{num_tokens} {unit} bring {num_tokens * numerator / denominator:g} rows to one GPU, no whole number of "
+            f"tokens with {routes} routes; take a multiple of {step}"
+        )
+    return num_tokens * numerator // denominator
 
 
 def _point(routed_m: int, top_k: int, num_tokens: int, *, published: bool) -> TokenPoint:
-    drawn, rest = divmod(routed_m, top_k)
-    if rest:
-        raise UserError(
-            f"{num_tokens} tokens bring {routed_m} rows to a GPU, not a multiple of its {top_k} routes a token"
-        )
-    return TokenPoint(num_tokens=num_tokens, routed_m=routed_m, drawn_tokens=drawn, published=published)
+    return TokenPoint(num_tokens=num_tokens, routed_m=routed_m, drawn_tokens=routed_m // top_k, published=published)
 
 
 def _sweep(
