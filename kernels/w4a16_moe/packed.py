@@ -16,8 +16,8 @@ class PackedWeights:
 
     problem: MoeProblem
     profile: Profile
-    codes: torch.Tensor  # layout `rows`: uint8 [E, N, ceil(K/64)*32]; layout `fragment64`: int16 [E, N/64, K/64, 1024]
-    scales: torch.Tensor  # layout `rows`: bf16 [E, K/32, N]; layout `fragment64`: int32 [E, N/64, K/64, 64]
+    codes: torch.Tensor  # layout `rows`: uint8 [E, K/64, N, 32]; layout `fragment64`: int16 [E, N/64, K/64, 1024]
+    scales: torch.Tensor  # layout `rows`: bf16 [E, K/64, N, 2]; layout `fragment64`: int32 [E, N/64, K/64, 64]
 
     def for_profile(self, name: str) -> PackedWeights:
         """The same tensors under another profile of the same layout: one copy of the weights serves both phases."""

@@ -5,7 +5,7 @@ A layout is a module with four functions, chosen by `Profile.layout`:
 - ``tensor_specs(problem) -> TensorSpecs``: shapes and dtypes of a packed layer;
 - ``why_not(problem) -> str | None``: the reason why this layout cannot hold the problem;
 - ``pack_expert(codes, scales) -> (codes, scales)``: one expert, uint8 ``[N, K]`` (0..15) and bf16 ``[N, K/32]`` in;
-- ``unpack_expert(codes, scales) -> (codes, scales)``: the exact inverse.
+- ``unpack_expert(codes, scales) -> (codes, scales)``: the exact inverse (K may come back padded; `unpack` cuts it).
 
 Packing goes expert by expert, so that its peak stays one expert above the packed layer itself.
 """
@@ -22,6 +22,12 @@ import torch
 from ..packed import PackedWeights
 from ..problem import MoeProblem
 from ..profiles import Profile
+
+# A kernel may read a code as a bf16 subnormal and move the difference into the scale (times 2^113, or 2^-17 for the
+# zero point): inside this range every step stays a normal bf16 number, so dequantisation is exact to its one
+# rounding.
+MIN_SCALE = 2.0**-105
+MAX_SCALE = 2.0**14
 
 
 class TensorSpecs(NamedTuple):
@@ -116,7 +122,8 @@ def unpack(packed: PackedWeights) -> tuple[torch.Tensor, torch.Tensor]:
 def unpack_expert(packed: PackedWeights, expert: int) -> ExpertWeights:
     """Codes uint8 ``[N, K]`` and scales bf16 ``[N, K/32]`` of one expert."""
     layout = get_layout(packed.profile.layout)
-    return layout.unpack_expert(packed.codes[expert], packed.scales[expert])
+    codes, scales = layout.unpack_expert(packed.codes[expert], packed.scales[expert])
+    return codes[:, : packed.problem.K], scales[:, : packed.problem.num_groups]
 
 
 def why_not(problem: MoeProblem, profile: Profile) -> str | None:
@@ -143,9 +150,13 @@ def _describe(shape: Iterable[int], dtype: torch.dtype) -> str:
 
 
 def _require_values(codes: torch.Tensor, scales: torch.Tensor, expert: int) -> None:
-    """Codes are nibbles, scales are finite: what no kernel could report later."""
+    """Codes are nibbles and scales are in range: what no kernel could report later."""
     largest = int(codes.max())
     if largest > 15:
         raise ValueError(f"codes of expert {expert} go up to {largest}; a 4-bit code is 0..15")
-    if not bool(torch.isfinite(scales).all()):
-        raise ValueError(f"scales of expert {expert} hold inf or NaN")
+    magnitude = scales.abs()
+    outside = scales[~((magnitude == 0) | ((magnitude >= MIN_SCALE) & (magnitude <= MAX_SCALE)))]
+    if outside.numel():
+        raise ValueError(
+            f"scales of expert {expert} hold {float(outside[0]):g}; legal are 0 and magnitudes from 2^-105 to 2^14"
+        )

@@ -1,13 +1,15 @@
-"""Layout `rows`: plain rows of nibbles for the portable kernel.
+"""Layout `rows`: blocks of 64 k, one row of 32 bytes per output column, for the portable kernel.
 
-    codes   uint8 [E, N, ceil(K/64) * 32]   byte j of a 64-wide block of K holds k = j (low) and k = 32 + j (high)
-    scales  bf16  [E, K/32, N]              one row per scale group
+    codes   uint8 [E, ceil(K/64), N, 32]
+    scales  bf16  [E, ceil(K/64), N, 2]     the two scale groups of a block, read as one 32-bit word
 
-A byte's two nibbles lie 32 apart along K, so that the low nibbles of a block are one scale group and the high nibbles
-the next: a kernel splits bytes into two tiles with a mask and a shift, and nothing is interleaved. Scales run along
-N, so that a tile of output columns reads them as one contiguous piece.
+A tile of output columns is one contiguous piece per block of K. In byte ``p = 8*t + 4*h + 2*q + b`` (t 0..3; h, q, b
+0..1) the low nibble is k = 16*h + 8*q + 2*t + b of the block, the high nibble k + 32. So the low nibbles are one
+scale group and the high nibbles the next, and eight neighbouring bytes are what one thread holds of a row in a 16-bit
+tensor-core instruction: quarter t, pairs b, halves q, two k16 steps h. A thread reads them at once and shuffles
+nothing.
 
-When K is an odd number of groups, the last block's high nibbles are code 8, which is zero.
+When K is an odd number of groups, the last block's high nibbles are code 8 under scale 0.
 """
 
 from __future__ import annotations
@@ -22,15 +24,15 @@ GROUP = 32
 ZERO_CODE = 8
 
 
+def num_blocks(K: int) -> int:
+    """Blocks of 64 along K, the last one half empty when K is an odd number of groups."""
+    return -(-K // BLOCK)
+
+
 def tensor_specs(problem: MoeProblem) -> TensorSpecs:
     """Shapes and dtypes of a packed layer."""
-    E, N = problem.num_experts, problem.N
-    return TensorSpecs((E, N, row_bytes(problem.K)), torch.uint8, (E, problem.num_groups, N), torch.bfloat16)
-
-
-def row_bytes(K: int) -> int:
-    """Bytes of one row of codes."""
-    return -(-K // BLOCK) * GROUP
+    blocks = (problem.num_experts, num_blocks(problem.K), problem.N)
+    return TensorSpecs((*blocks, GROUP), torch.uint8, (*blocks, 2), torch.bfloat16)
 
 
 def why_not(problem: MoeProblem) -> str | None:
@@ -39,19 +41,21 @@ def why_not(problem: MoeProblem) -> str | None:
 
 
 def pack_expert(codes: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes uint8 ``[N, K]`` and scales bf16 ``[N, K/32]`` of one expert to ``[N, bytes]`` and ``[K/32, N]``."""
+    """Codes uint8 ``[N, K]`` and scales bf16 ``[N, K/32]`` to uint8 ``[K/64, N, 32]`` and bf16 ``[K/64, N, 2]``."""
     N, K = codes.shape
-    groups = codes.reshape(N, K // GROUP, GROUP)
-    packed = torch.full((N, row_bytes(K) // GROUP, GROUP), ZERO_CODE << 4, dtype=torch.uint8, device=codes.device)
-    high = groups[:, 1::2]  # [N, K // 64, 32]
-    packed[:, : high.shape[1]] = high << 4
-    packed |= groups[:, 0::2]
-    return packed.reshape(N, -1), scales.t().contiguous()
+    if K % BLOCK:
+        codes = torch.cat((codes, codes.new_full((N, GROUP), ZERO_CODE)), dim=1)
+        scales = torch.cat((scales, scales.new_zeros((N, 1))), dim=1)
+    low, high = codes.view(N, -1, 2, GROUP).unbind(2)  # [N, K/64, 32] each
+    stored = (low | (high << 4)).view(N, -1, 2, 2, 4, 2)  # k in a group: [h, q, t, b]
+    stored = stored.permute(1, 0, 4, 2, 3, 5)  # [K/64, N, t, h, q, b]
+    return stored.reshape(-1, N, GROUP), scales.view(N, -1, 2).transpose(0, 1).contiguous()
 
 
 def unpack_expert(codes: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The exact inverse of `pack_expert`."""
-    num_groups, N = scales.shape
-    blocks = codes.reshape(N, -1, 1, GROUP)
-    both = torch.cat((blocks & 15, blocks >> 4), dim=2)  # [N, blocks, 2, 32]
-    return both.reshape(N, -1)[:, : num_groups * GROUP].contiguous(), scales.t().contiguous()
+    """The inverse of `pack_expert`: codes ``[N, K']``, scales ``[N, K'/32]``, K' rounded up to a multiple of 64."""
+    blocks, N, _ = codes.shape
+    stored = codes.view(blocks, N, 4, 2, 2, 2).permute(1, 0, 3, 4, 2, 5)  # [N, K/64, h, q, t, b]
+    both = stored.reshape(N, blocks, 1, GROUP)
+    both = torch.cat((both & 15, both >> 4), dim=2)
+    return both.reshape(N, -1), scales.transpose(0, 1).reshape(N, -1)
