@@ -3,7 +3,7 @@
 A family's module offers, and may import torch and triton:
 
 - ``launch(x, packed, routing, schedule, out, top_k) -> None``: no check, no host synchronisation (`gemm` checks);
-- ``compile_spec(schedule, problem, top_k) -> offline.CompileSpec``: what Triton needs to compile it without a GPU.
+- ``compile_spec(schedule, problem, top_k, capability) -> offline.CompileSpec``: what Triton needs to compile it with no GPU.
 
 Its rules module offers ``RULES: tuple[legality.Rule, ...]`` and imports neither.
 """
@@ -24,8 +24,8 @@ class Family(NamedTuple):
 
 FAMILIES: dict[str, Family] = {
     "portable": Family(".portable", ".portable_rules"),
-    "mma_sync": Family(".hopper.mma_sync", ".hopper.rules"),
-    "wgmma": Family(".hopper.wgmma", ".hopper.rules"),
+    "mma_sync": Family(".hopper.decode", ".hopper.rules"),
+    "wgmma": Family(".hopper.prefill", ".hopper.rules"),
 }
 
 

@@ -9,9 +9,10 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,8 @@ def compile_facts(
     """
     if capability not in CAPABILITIES:
         raise ValueError(f"capability={capability}: legal are {', '.join(map(str, CAPABILITIES))}")
-    spec = kernel_module(schedule.kernel).compile_spec(schedule, problem, problem.top_k if top_k is None else top_k)
+    top_k = problem.top_k if top_k is None else top_k
+    spec = kernel_module(schedule.kernel).compile_spec(schedule, problem, top_k, capability)
     path = _cache_path(spec, capability, cache_dir)
     known = _read(path)
     if known is not None:
@@ -130,10 +132,12 @@ def disassemble(cubin: bytes) -> str:
 
 
 def _compile(spec: CompileSpec, capability: int) -> CompileFacts:
-    import time
-
     start = time.perf_counter()
-    kernel = compile_kernel(spec, capability)
+    facts = _facts(compile_kernel(spec, capability), spec, capability)
+    return replace(facts, seconds=round(time.perf_counter() - start, 3))
+
+
+def _facts(kernel: Any, spec: CompileSpec, capability: int) -> CompileFacts:
     cubin = kernel.asm["cubin"]
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -155,7 +159,6 @@ def _compile(spec: CompileSpec, capability: int) -> CompileFacts:
         capability=capability,
         triton_version=triton.__version__,
         ptxas_version=ptxas_version(capability),
-        seconds=round(time.perf_counter() - start, 3),
     )
 
 
