@@ -1,8 +1,9 @@
 """Portable device schedule: plain Triton, any legal shape, Ampere to Blackwell.
 
-One tile is ``block_m`` routed rows of one expert times ``block_n`` output columns. It walks K in steps of ``block_k``: a
-step's codes, scales and activations arrive by asynchronous copies ``num_stages`` deep, codes become bf16 in registers, and
-the tensor cores sum in fp32. The layout (`layout.rows`) is such that a thread reads its share of a row's codes at once.
+One tile is ``block_m`` routed rows of one expert times ``block_n`` output columns. It walks K in steps of
+``block_k``: a step's codes, scales and activations arrive by asynchronous copies ``num_stages`` deep, codes become
+bf16 in registers, and the tensor cores sum in fp32. The layout (`layout.rows`) is such that a thread reads its share
+of a row's codes at once.
 """
 
 from __future__ import annotations
@@ -20,9 +21,14 @@ from .problem import MoeProblem
 from .routing import Routing
 from .schedule import Schedule
 
-# The interpreter multiplies bf16 bit patterns instead of values, and knows no PTX: it computes in fp32 and plain arithmetic.
+# The interpreter multiplies bf16 bit patterns instead of values, and knows no PTX: it computes in fp32 and plain
+# arithmetic.
 INTERPRETED = triton.knobs.runtime.interpret
 COMPUTE_DTYPE = tl.float32 if INTERPRETED else tl.bfloat16
+
+# Fewest columns for which Triton picks a warpgroup's instruction over mma.sync: 16 up to 3.7, the hardware's 8 from
+# 3.8 on.
+MIN_WARPGROUP_TOKENS = 16 if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8) else 8
 
 BLOCK = tl.constexpr(64)  # k per stored block
 GROUP = tl.constexpr(32)  # k per scale, bytes per row of a block
@@ -140,7 +146,23 @@ def _activations(x_ptrs, mask, COMPUTE: tl.constexpr, REORDER_X: tl.constexpr):
 
 
 @triton.jit
-def _store_tile(acc, out_ptr, ids, columns, routed_m, part, N: tl.constexpr, DEQUANT: tl.constexpr, COMPUTE: tl.constexpr):
+def _slices(x, NUM_SLICES: tl.constexpr):
+    """x [64, tokens] cut into NUM_SLICES (1, 2, 4, 8) runs of tokens, in registers."""
+    slices = (x,)
+    for level in tl.static_range(3):
+        if 1 << level < NUM_SLICES:
+            halves = ()
+            for i in tl.static_range(1 << level):
+                half = tl.permute(tl.reshape(slices[i], (BLOCK, 2, slices[i].shape[1] // 2)), (0, 2, 1))
+                halves = halves + tl.split(half)
+            slices = halves
+    return slices
+
+
+@triton.jit
+def _store_tile(
+    acc, out_ptr, ids, columns, routed_m, part, N: tl.constexpr, DEQUANT: tl.constexpr, COMPUTE: tl.constexpr
+):
     """acc [tokens, block_n] to rows ``ids`` of out, or of one part of the fp32 partial sums."""
     if DEQUANT == "subnormal" and COMPUTE != tl.float32:
         acc = acc * 1048576.0  # 2^20: what `_subnormal_times_scale` left out
@@ -159,9 +181,9 @@ def _multiply_rows(
     TOKENS: tl.constexpr, NUM_SLICES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr,
     SWAP_AB: tl.constexpr, DEQUANT: tl.constexpr, COMPUTE: tl.constexpr, REORDER_X: tl.constexpr,
 ):  # fmt: skip
-    """NUM_SLICES slices of TOKENS rows from ``first_row`` of sorted_ids times ``block_n`` columns, over one part of K.
+    """TOKENS rows from ``first_row`` of sorted_ids times ``block_n`` columns, over one part of K.
 
-    Slice 0 always runs; a later one only where ``num_rows`` of the block's rows reach it.
+    The rows are cut into NUM_SLICES: slice 0 is always multiplied, a later one only where ``num_rows`` rows reach it.
     """
     NUM_BLOCKS: tl.constexpr = (K + BLOCK - 1) // BLOCK
     STEPS: tl.constexpr = NUM_BLOCKS * BLOCK // BLOCK_K // SPLIT_K
@@ -172,19 +194,18 @@ def _multiply_rows(
     codes_ptrs = codes_ptr + stored_row * GROUP + (columns[:, None] * GROUP + tl.arange(0, GROUP)[None, :])
     scale_ptrs = scales_ptr + stored_row + columns
 
-    ids, x_ptrs, valid, accs = (), (), (), ()
-    for i in tl.static_range(NUM_SLICES):
-        slice_ids = tl.load(sorted_ids_ptr + first_row + i * TOKENS + tl.arange(0, TOKENS))
-        x_rows = _offset(tl.where(slice_ids < routed_m, slice_ids // TOP_K, 0), K) + block0 * BLOCK
-        ids = ids + (slice_ids,)
-        if SWAP_AB:
-            x_ptrs = x_ptrs + (x_ptr + x_rows[None, :] + kk[:, None],)
-            valid = valid + ((slice_ids < routed_m)[None, :],)
-            accs = accs + (tl.zeros((BLOCK_N, TOKENS), tl.float32),)
-        else:
-            x_ptrs = x_ptrs + (x_ptr + x_rows[:, None] + kk[None, :],)
-            valid = valid + ((slice_ids < routed_m)[:, None],)
-            accs = accs + (tl.zeros((TOKENS, BLOCK_N), tl.float32),)
+    ids = tl.load(sorted_ids_ptr + first_row + tl.arange(0, TOKENS))
+    x_rows = _offset(tl.where(ids < routed_m, ids // TOP_K, 0), K) + block0 * BLOCK
+    accs = ()
+    if SWAP_AB:
+        x_ptrs = x_ptr + x_rows[None, :] + kk[:, None]
+        valid = (ids < routed_m)[None, :]
+        for _ in tl.static_range(NUM_SLICES):
+            accs = accs + (tl.zeros((BLOCK_N, TOKENS // NUM_SLICES), tl.float32),)
+    else:
+        x_ptrs = x_ptr + x_rows[:, None] + kk[None, :]
+        valid = (ids < routed_m)[:, None]
+        accs = accs + (tl.zeros((TOKENS, BLOCK_N), tl.float32),)
 
     for step in range(STEPS):
         for j in tl.static_range(BLOCK_K // BLOCK):
@@ -192,25 +213,27 @@ def _multiply_rows(
             codes = tl.load(codes_ptrs + _offset(block, N * GROUP))
             scale_words = tl.load(scale_ptrs + _offset(block, N))
             w = _weights(codes, scale_words, DEQUANT, COMPUTE, REORDER_X)
+            mask = valid
+            if NUM_BLOCKS * BLOCK != K:  # the last stored block is half empty: x ends 32 earlier
+                k_left = K - (block0 + block) * BLOCK
+                mask = mask & ((kk[:, None] if SWAP_AB else kk[None, :]) < k_left)
+            x = _slices(_activations(x_ptrs + block * BLOCK, mask, COMPUTE, REORDER_X), NUM_SLICES)
             sums = ()
             for i in tl.static_range(NUM_SLICES):
-                mask = valid[i]
-                if NUM_BLOCKS * BLOCK != K:  # the last stored block is half empty: x ends 32 earlier
-                    k_left = K - (block0 + block) * BLOCK
-                    mask = mask & ((kk[:, None] if SWAP_AB else kk[None, :]) < k_left)
-                x = _activations(x_ptrs[i] + block * BLOCK, mask, COMPUTE, REORDER_X)
                 acc = accs[i]
                 if i == 0:
-                    acc = tl.dot(w, x, acc) if SWAP_AB else tl.dot(x, w.T, acc)
+                    acc = tl.dot(w, x[i], acc) if SWAP_AB else tl.dot(x[i], w.T, acc)
                 else:
-                    if num_rows > i * TOKENS:
-                        acc = tl.dot(w, x, acc)
+                    if num_rows > i * (TOKENS // NUM_SLICES):
+                        acc = tl.dot(w, x[i], acc)
                 sums = sums + (acc,)
             accs = sums
 
     for i in tl.static_range(NUM_SLICES):
+        first_id = first_row + i * (TOKENS // NUM_SLICES)
+        slice_ids = tl.load(sorted_ids_ptr + first_id + tl.arange(0, TOKENS // NUM_SLICES))
         acc = tl.trans(accs[i]) if SWAP_AB else accs[i]
-        _store_tile(acc, out_ptr, ids[i], columns, routed_m, part, N, DEQUANT, COMPUTE)
+        _store_tile(acc, out_ptr, slice_ids, columns, routed_m, part, N, DEQUANT, COMPUTE)
 
 
 @triton.jit
@@ -241,7 +264,7 @@ def _multiply_tile(
                 _multiply_rows(
                     x_ptr, codes_ptr, scales_ptr, out_ptr, sorted_ids_ptr,
                     expert, first_row, column0, num_rows, routed_m, part,
-                    N, K, TOP_K, TOKEN_SLICE, BLOCK_M // TOKEN_SLICE, BLOCK_N, BLOCK_K, SPLIT_K,
+                    N, K, TOP_K, BLOCK_M, BLOCK_M // TOKEN_SLICE, BLOCK_N, BLOCK_K, SPLIT_K,
                     SWAP_AB, DEQUANT, COMPUTE, REORDER_X,
                 )  # fmt: skip
             else:  # dynamic: as many passes over the weights as slices hold rows
@@ -256,7 +279,7 @@ def _multiply_tile(
 
 @triton.jit
 def _tile_coordinates(tile, num_m_blocks, num_n_blocks, GROUP_M: tl.constexpr):
-    """(block_m, block_n): n fastest, so that neighbours share rows of x; GROUP_M > 1 lets them share weights as well."""
+    """(block_m, block_n): n fastest, so that neighbours share rows of x; with GROUP_M > 1 also weights."""
     if GROUP_M == 1:
         block_m, block_n = tile // num_n_blocks, tile % num_n_blocks
     else:
@@ -284,8 +307,8 @@ def portable_kernel(
 ):  # fmt: skip
     """y[row] = x[row // top_k] @ dequant(w[expert]).T for every routed row.
 
-    Grid: one program per tile of the worst case, those past num_tokens_padded leave at once; PERSISTENT: a fixed grid that
-    walks the tiles in use.
+    Grid: one program per tile of the worst case, those past num_tokens_padded leave at once; PERSISTENT: a fixed grid
+    that walks the tiles in use.
     """
     num_m_blocks = tl.load(num_tokens_padded_ptr) // BLOCK_M
     num_tiles = num_m_blocks * (N // BLOCK_N) * SPLIT_K
@@ -318,7 +341,10 @@ def sum_parts_kernel(
     BLOCK_N: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
-    """out[row] = sum of the row's parts, in their order, so that repeated runs are bit-equal. Grid: (padded rows, N)."""
+    """out[row] = sum of the row's parts, always in the same order: repeated runs are bit-equal.
+
+    Grid: (rows of sorted_ids, pieces of N).
+    """
     if tl.program_id(0) < tl.load(num_tokens_padded_ptr):
         row = tl.load(sorted_ids_ptr + tl.program_id(0))
         if row < routed_m:
@@ -422,9 +448,9 @@ def uses_mma_sync(schedule: Schedule, tokens: int, capability: int) -> bool:
     Then stored order suits the weights and x is reordered on its way in. wgmma and tcgen05 read x from shared memory in
     true order, so there the weights are put in order instead. A wrong guess costs speed, never correctness.
     """
-    if capability // 10 == 9:
-        return tokens < 16 or schedule.num_warps % 4 != 0 or schedule.block_n < 64
-    return capability // 10 != 10 or tokens < 16 or schedule.num_warps % 4 != 0 or schedule.block_n < 64
+    if capability // 10 not in (9, 10):
+        return True
+    return tokens < MIN_WARPGROUP_TOKENS or schedule.num_warps % 4 != 0 or schedule.block_n < 64
 
 
 _sms: dict[torch.device, int] = {}
