@@ -1,0 +1,110 @@
+"""Records to plain answers: every ``*_info`` function returns a NamedTuple of lists that `export.figures` draws.
+
+Nothing here draws, times, or imports torch. Numbers of unlike environments are refused, never mixed.
+"""
+
+from chord_lab.analysis.comparison import CompareInfo, LayerInfo, PairInfo, compare_info, layer_info, pair_info
+from chord_lab.analysis.crossover import (
+    Change,
+    CrossoverInfo,
+    ThresholdInfo,
+    TurnInfo,
+    crossover_info,
+    threshold_info,
+    turn_info,
+)
+from chord_lab.analysis.load import (
+    GpuLoadInfo,
+    LayersInfo,
+    LoadInfo,
+    PaddingInfo,
+    gpu_load_info,
+    layers_info,
+    load_info,
+    padding_info,
+)
+from chord_lab.analysis.overview import (
+    DoubtInfo,
+    EnvironmentInfo,
+    Failure,
+    FailureInfo,
+    doubt_info,
+    environment_info,
+    failure_info,
+)
+from chord_lab.analysis.roofline import Ceilings, RooflineInfo, ceilings, roofline_info
+from chord_lab.analysis.selection import (
+    candidates,
+    environments,
+    require_one_environment,
+    schedule_of_row,
+    select,
+    source_line,
+    timed,
+)
+from chord_lab.analysis.tiles import SlicingInfo, Waves, WavesInfo, slices_of, slicing_info, waves_info, waves_of
+from chord_lab.analysis.timeline import (
+    Card,
+    TimelineErrorInfo,
+    TimelineInfo,
+    card_of,
+    timeline_error_info,
+    timeline_info,
+    timeline_of_row,
+)
+
+__all__ = [
+    "Card",
+    "Ceilings",
+    "Change",
+    "CompareInfo",
+    "CrossoverInfo",
+    "DoubtInfo",
+    "EnvironmentInfo",
+    "Failure",
+    "FailureInfo",
+    "GpuLoadInfo",
+    "LayerInfo",
+    "LayersInfo",
+    "LoadInfo",
+    "PaddingInfo",
+    "PairInfo",
+    "RooflineInfo",
+    "SlicingInfo",
+    "ThresholdInfo",
+    "TimelineErrorInfo",
+    "TimelineInfo",
+    "TurnInfo",
+    "Waves",
+    "WavesInfo",
+    "candidates",
+    "card_of",
+    "ceilings",
+    "compare_info",
+    "crossover_info",
+    "doubt_info",
+    "environment_info",
+    "environments",
+    "failure_info",
+    "gpu_load_info",
+    "layer_info",
+    "layers_info",
+    "load_info",
+    "padding_info",
+    "pair_info",
+    "require_one_environment",
+    "roofline_info",
+    "schedule_of_row",
+    "select",
+    "slices_of",
+    "slicing_info",
+    "source_line",
+    "threshold_info",
+    "timed",
+    "timeline_error_info",
+    "timeline_info",
+    "timeline_of_row",
+    "turn_info",
+    "waves_info",
+    "waves_of",
+]

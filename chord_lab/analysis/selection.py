@@ -1,0 +1,151 @@
+"""Which rows of a records frame belong together, where they come from, and what must never be mixed."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from w4a16_moe.schedule import Schedule
+
+from chord_lab.errors import UserError
+from chord_lab.records.rows import ENVIRONMENT_COLUMNS, SCHEDULE_COLUMNS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+OURS = "w4a16_moe"
+# What makes two rows belong to one point: candidates of a point compete, those of two points never do.
+POINT_COLUMNS = ("scenario", "projection", "profile", "num_tokens", "routed_m", "draw", "seed")
+LIKENESS_COLUMNS = (*(c for c in ENVIRONMENT_COLUMNS if c not in ("python", "peers")), "timer", "l2", "timed")
+
+
+def select(frame: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
+    """Rows whose columns have the wanted values; a value of None does not select.
+
+    Raises:
+        UserError: nothing is left; the message lists what there is.
+    """
+    for column, value in wanted.items():
+        if value is None:
+            continue
+        if column not in frame:
+            raise UserError(f"records have no column {column!r}")
+        matching = frame[frame[column] == value]
+        if not len(matching):
+            have = ", ".join(sorted({str(v) for v in frame[column].dropna().unique()} - {""})[:12]) or "none"
+            raise UserError(f"no record with {column}={value}; there are: {have}")
+        frame = matching
+    return frame
+
+
+def timed(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows with a time: status ok and long enough for the timer."""
+    return frame[(frame["status"] == "ok") & frame["time_us"].notna()]
+
+
+def candidates(frame: pd.DataFrame) -> pd.DataFrame:
+    """Timed rows of our own kernels, with `tokens_per_expert` (mean rows of a local expert)."""
+    rows = timed(frame)
+    rows = rows[(rows["kind"] == "candidate") & (rows["implementation"] == OURS) & rows["block_m"].notna()]
+    return rows.assign(tokens_per_expert=rows["routed_m"] / rows["num_experts"])
+
+
+def others(frame: pd.DataFrame) -> pd.DataFrame:
+    """Timed rows of peers and baselines."""
+    rows = timed(frame)
+    rows = rows[rows["kind"].isin(["peer", "baseline"])]
+    return rows.assign(tokens_per_expert=rows["routed_m"] / rows["num_experts"])
+
+
+def environments(frame: pd.DataFrame) -> list[pd.DataFrame]:
+    """The frame split so that each part was measured in like environments by a like method, largest part first."""
+    if not len(frame):
+        return []
+    columns = [c for c in LIKENESS_COLUMNS if c in frame]
+    groups = [part for _, part in frame.groupby(columns, observed=True, dropna=False, sort=False)]
+    return sorted(groups, key=len, reverse=True)
+
+
+def require_one_environment(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame itself, if all of it may be ranked together.
+
+    Raises:
+        UserError: rows of unlike environments; the message names what differs.
+    """
+    columns = [c for c in LIKENESS_COLUMNS if c in frame and frame[c].nunique(dropna=False) > 1]
+    if columns:
+        differing = "; ".join(f"{c}: {', '.join(map(str, frame[c].unique()[:4]))}" for c in columns[:3])
+        raise UserError(f"records of unlike environments are never ranked together ({differing}); choose one")
+    return frame
+
+
+def source_line(frame: pd.DataFrame) -> str:
+    """Where numbers come from: ``live on NVIDIA H200, 2026-11-29``, ``recorded on ...`` or ``predicted for ...``."""
+    if not len(frame):
+        return "no records"
+    names = sorted(str(n) for n in frame["device_name"].dropna().unique()) or ["an unknown device"]
+    dates = sorted({str(d)[:10] for d in frame["date"].dropna()})
+    when = "" if not dates else dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    words = {"live": "live on", "recorded": "recorded on", "predicted": "predicted for"}
+    parts = []
+    for source in ("live", "recorded", "predicted"):
+        if (frame["source"] == source).any():
+            parts.append(f"{words[source]} {' and '.join(names)}")
+    tail = "" if parts and parts[0].startswith("predicted") else f", {when}" if when else ""
+    return "; ".join(parts or [f"recorded on {names[0]}"]) + tail
+
+
+def is_missing(value: Any) -> bool:
+    """None, or the NaN that stands where a column mixes schedules and peers."""
+    return value is None or (isinstance(value, (float, np.floating)) and bool(np.isnan(value)))
+
+
+def schedule_of_row(row: Any) -> Schedule | None:
+    """The schedule of one row of a frame (a Series or a mapping); None where it has none."""
+    values: dict[str, Any] = {}
+    for field in fields(Schedule):
+        value = row.get(field.name)
+        if is_missing(value):
+            continue
+        if hasattr(value, "item"):
+            value = value.item()
+        if str(field.type) == "int":
+            value = int(value)
+        elif str(field.type) == "bool":
+            value = bool(value)
+        values[field.name] = value
+    return Schedule(**values) if "block_m" in values else None
+
+
+def fastest(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """The fastest row of each group."""
+    if not len(frame):
+        return frame
+    return frame.loc[frame.groupby(by, observed=True, dropna=False)["time_us"].idxmin()]
+
+
+def round_medians(times_us: Any) -> list[float]:
+    """Median launch of each interleaved repeat of one row, microseconds."""
+    if times_us is None or isinstance(times_us, float):
+        return []
+    return [float(np.median(times)) for times in times_us if len(times)]
+
+
+def spread_us(row: Any) -> tuple[float, float]:
+    """Lower and upper quartile of a row's repeats; its time twice where there is one repeat alone."""
+    medians = round_medians(row.get("times_us"))
+    if len(medians) < 2:
+        return float(row["time_us"]), float(row["time_us"])
+    low, high = np.percentile(medians, (25, 75))
+    return float(low), float(high)
+
+
+def point_columns(frame: pd.DataFrame) -> list[str]:
+    """Those of `POINT_COLUMNS` that the frame has."""
+    return [c for c in POINT_COLUMNS if c in frame]
+
+
+def other_knobs(*without: str) -> list[str]:
+    """Schedule columns except the named ones: rows equal in these differ in the named knobs alone."""
+    return [c for c in SCHEDULE_COLUMNS if c not in without]
