@@ -3,7 +3,7 @@
 A family's module offers, and may import torch and triton:
 
 - ``launch(x, packed, routing, schedule, out, top_k) -> None``: no check, no host synchronisation (`gemm` checks);
-- ``compile_spec(schedule, problem, top_k, capability) -> offline.CompileSpec``: what Triton needs to compile it with no GPU.
+- ``compile_spec(schedule, problem, top_k) -> offline.CompileSpec``: what Triton needs to compile it with no GPU.
 
 Its rules module offers ``RULES: tuple[legality.Rule, ...]`` and imports neither.
 """

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
@@ -39,6 +39,12 @@ class CompileSpec:
     constexprs: Mapping[str, Any]
     options: Mapping[str, Any]  # num_warps, num_stages, maxnreg, ...
     divisible_by_16: tuple[str, ...] = ()  # parameters that a launch would specialise: aligned pointers, round sizes
+    by_capability: Callable[[int], Mapping[str, Any]] | None = None  # constexprs that differ between GPU generations
+
+    def at(self, capability: int) -> CompileSpec:
+        """The specification with its constexprs settled for one compute capability."""
+        more = self.by_capability(capability) if self.by_capability else {}
+        return replace(self, constexprs={**self.constexprs, **more}, by_capability=None)
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,7 @@ def compile_facts(
     if capability not in CAPABILITIES:
         raise ValueError(f"capability={capability}: legal are {', '.join(map(str, CAPABILITIES))}")
     top_k = problem.top_k if top_k is None else top_k
-    spec = kernel_module(schedule.kernel).compile_spec(schedule, problem, top_k, capability)
+    spec = kernel_module(schedule.kernel).compile_spec(schedule, problem, top_k).at(capability)
     path = _cache_path(spec, capability, cache_dir)
     known = _read(path)
     if known is not None:

@@ -398,9 +398,9 @@ def launch(
         )
 
 
-def compile_spec(schedule: Schedule, problem: MoeProblem, top_k: int, capability: int = 90) -> CompileSpec:
+def compile_spec(schedule: Schedule, problem: MoeProblem, top_k: int) -> CompileSpec:
     """What `offline` needs to compile the GEMM kernel of a schedule."""
-    values = constexprs(schedule, problem, top_k, capability)
+    values = constexprs(schedule, problem, top_k)
     tensors = {
         "x_ptr": "*bf16",
         "codes_ptr": "*u8",
@@ -416,13 +416,12 @@ def compile_spec(schedule: Schedule, problem: MoeProblem, top_k: int, capability
         constexprs=values,
         options={"num_warps": schedule.num_warps, "num_stages": schedule.num_stages},
         divisible_by_16=tuple(tensors),
+        by_capability=lambda capability: {"REORDER_X": reorders_x(schedule, capability)},
     )
 
 
-def constexprs(schedule: Schedule, problem: MoeProblem, top_k: int, capability: int) -> dict[str, Any]:
+def constexprs(schedule: Schedule, problem: MoeProblem, top_k: int, capability: int = 90) -> dict[str, Any]:
     """Compile-time arguments: the one place where a schedule's fields become the kernel's."""
-    sliced = schedule.token_slicing != "static"
-    tokens = SLICE if sliced else schedule.block_m
     return {
         "N": problem.N,
         "K": problem.K,
@@ -438,19 +437,22 @@ def constexprs(schedule: Schedule, problem: MoeProblem, top_k: int, capability: 
         "TOKEN_SLICE": SLICE,
         "DEQUANT": schedule.dequant,
         "COMPUTE": COMPUTE_DTYPE,
-        "REORDER_X": schedule.swap_ab and uses_mma_sync(schedule, tokens, capability),
+        "REORDER_X": reorders_x(schedule, capability),
     }
 
 
-def uses_mma_sync(schedule: Schedule, tokens: int, capability: int) -> bool:
-    """Whether Triton multiplies these tiles with mma.sync, whose operands both come from registers in any order of k.
+def reorders_x(schedule: Schedule, capability: int) -> bool:
+    """Whether x is brought into the weights' stored order, rather than the weights into true order.
 
-    Then stored order suits the weights and x is reordered on its way in. wgmma and tcgen05 read x from shared memory in
-    true order, so there the weights are put in order instead. A wrong guess costs speed, never correctness.
+    Triton multiplies small tiles, and all tiles before Hopper, with mma.sync: its operands both come from registers,
+    in any order of k, so stored order suits the weights. wgmma and tcgen05 read x from shared memory in true order. A
+    wrong guess costs speed, never correctness.
     """
-    if capability // 10 not in (9, 10):
-        return True
-    return tokens < MIN_WARPGROUP_TOKENS or schedule.num_warps % 4 != 0 or schedule.block_n < 64
+    if not schedule.swap_ab:
+        return False
+    tokens = schedule.block_m if schedule.token_slicing == "static" else SLICE
+    small = tokens < MIN_WARPGROUP_TOKENS or schedule.num_warps % 4 != 0 or schedule.block_n < 64
+    return small or capability // 10 not in (9, 10)
 
 
 _sms: dict[torch.device, int] = {}
