@@ -19,7 +19,7 @@ MIN_NCU = (2024, 1)
 class Gpu(NamedTuple):
     """One GPU as the driver reports it, whether CUDA may use it or not."""
 
-    index: int
+    ordinal: int
     name: str
     uuid: str
     memory_bytes: int
@@ -63,9 +63,9 @@ def select_visible(value: str | None, gpus: list[Gpu]) -> tuple[list[Gpu], str]:
         return [], "CUDA_VISIBLE_DEVICES is empty: it hides every GPU; unset it to use one"
     chosen: list[Gpu] = []
     for entry in (part.strip() for part in value.split(",")):
-        match = [g for g in gpus if (entry.isdigit() and g.index == int(entry)) or _names_uuid(entry, g.uuid)]
+        match = [g for g in gpus if (entry.isdigit() and g.ordinal == int(entry)) or _names_uuid(entry, g.uuid)]
         if not match:
-            have = ", ".join(f"{g.index} ({g.uuid})" for g in gpus) or "none"
+            have = ", ".join(f"{g.ordinal} ({g.uuid})" for g in gpus) or "none"
             tail = "" if entry != "-1" else "; -1 hides every GPU from there on"
             return chosen, f"CUDA_VISIBLE_DEVICES={value}: {entry!r} names no GPU{tail}; there are: {have}"
         if match[0] in chosen:
@@ -101,7 +101,7 @@ def diagnose() -> Report:
         _package("distributed", "pip install 'chord-lab[dask]': sweeps over many GPUs"),
         _records(),
     ]
-    return Report(gpus, [g.index for g in visible], checks, _capabilities({c.name: c for c in checks}, torch_sees))
+    return Report(gpus, [g.ordinal for g in visible], checks, _capabilities({c.name: c for c in checks}, torch_sees))
 
 
 def _capabilities(checks: dict[str, Check], torch_sees: bool) -> list[Capability]:

@@ -14,6 +14,7 @@ from chord_lab.analysis.selection import (
     others,
     require_one_environment,
     round_medians,
+    rows_of,
     schedule_of_row,
     select,
     source_line,
@@ -114,7 +115,7 @@ def _ours(group: pd.DataFrame, chosen: Mapping[tuple[str, int, str], str]) -> di
     """Row of the chosen schedule, with its label; the fastest row where none is chosen."""
     first = group.iloc[0]
     wanted = chosen.get((str(first["projection"]), int(first["routed_m"]), str(first["draw"])))
-    rows = group.sort_values("time_us").to_dict("records")
+    rows = rows_of(group.sort_values("time_us"))
     for row in rows:
         schedule = schedule_of_row(row)
         row["label"] = schedule.label() if schedule else ""
@@ -122,7 +123,7 @@ def _ours(group: pd.DataFrame, chosen: Mapping[tuple[str, int, str], str]) -> di
 
 
 def _compare_point(lists: dict[str, list[Any]], ours: dict[str, Any], theirs: pd.DataFrame, names: list[str]) -> None:
-    best = {str(row["implementation"]): row for row in fastest(theirs, ["implementation"]).to_dict("records")}
+    best = {str(row["implementation"]): row for row in rows_of(fastest(theirs, ["implementation"]))}
     ratios = [ratio_of(best[n], ours) if n in best else None for n in names]
     plain = [float(best[n]["time_us"]) / float(ours["time_us"]) if n in best else None for n in names]
     paired = [r is not None and r.num_pairs > 1 for r in ratios]
@@ -255,7 +256,7 @@ def pair_info(frame: pd.DataFrame, first: str, second: str) -> PairInfo:
     """
     rows = candidates(frame)
     require_one_environment(rows)
-    entries = rows.to_dict("records")
+    entries = rows_of(rows)
     by_label: dict[str, dict[Any, dict[str, Any]]] = {first: {}, second: {}}
     schedules = {}
     for row in entries:

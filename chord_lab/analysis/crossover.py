@@ -12,6 +12,7 @@ from chord_lab.analysis.selection import (
     candidates,
     fastest,
     require_one_environment,
+    rows_of,
     schedule_of_row,
     select,
     source_line,
@@ -83,13 +84,13 @@ def crossover_info(
     blocks = sorted(int(b) for b in best["block_m"].unique())
     table = _Grid(best, routed, blocks)
     best_block_m, best_us, alike = [], [], []
-    for column in range(len(routed)):
-        times = {b: table.time[i][column] for i, b in enumerate(blocks)}
+    for j in range(len(routed)):
+        times = {b: table.time[i][j] for i, b in enumerate(blocks)}
         known = {b: t for b, t in times.items() if t is not None}
         winner = min(known, key=lambda b: (known[b], b))
         best_block_m.append(winner)
         best_us.append(known[winner])
-        alike.append(table.alike(column, blocks.index(winner)))
+        alike.append(table.alike(j, blocks.index(winner)))
     num_experts = int(rows["num_experts"].iloc[0])
     tokens = [m / num_experts for m in routed]
     return CrossoverInfo(
@@ -122,7 +123,7 @@ class _Grid:
         self.low: list[list[float | None]] = [list(r) for r in shape]
         self.high: list[list[float | None]] = [list(r) for r in shape]
         self.label: list[list[str | None]] = [list(r) for r in shape]
-        for row in best.to_dict("records"):
+        for row in rows_of(best):
             i, j = blocks.index(int(row["block_m"])), routed.index(int(row["routed_m"]))
             self.time[i][j] = float(row["time_us"])
             self.low[i][j], self.high[i][j] = spread_us(row)

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from chord_lab.analysis.roofline import ceilings, impossible
-from chord_lab.analysis.selection import environments, is_missing, round_medians, schedule_of_row, source_line, timed
+from chord_lab.analysis.selection import (
+    environments,
+    is_missing,
+    round_medians,
+    rows_of,
+    schedule_of_row,
+    source_line,
+    timed,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,7 +28,7 @@ class Failure(NamedTuple):
 
     status: str
     rule: str
-    count: int
+    num_candidates: int
     example: str  # a schedule that failed this way
     reason: str  # its reason
 
@@ -46,7 +54,7 @@ def failure_info(frame: pd.DataFrame) -> FailureInfo:
         label = schedule.label() if schedule else str(row["implementation"])
         reason = "" if is_missing(row.get("reason")) else str(row["reason"])
         failures.append(Failure(str(status), str(rule), len(part), label, reason))
-    failures.sort(key=lambda f: -f.count)
+    failures.sort(key=lambda f: -f.num_candidates)
     return FailureInfo(len(tried), int((tried["status"] == "ok").sum()), failures, source_line(frame))
 
 
@@ -121,7 +129,7 @@ def doubt_info(frame: pd.DataFrame) -> DoubtInfo:
     top = ceilings(frame)
     lists: dict[str, list] = {n: [] for n in DoubtInfo._fields[:-1]}
     rows = frame[(frame["kind"] != "ceiling") & (frame["status"] == "ok")]
-    for row in rows.to_dict("records"):
+    for row in rows_of(rows):
         doubts = _doubts(row, top)
         if not doubts:
             continue

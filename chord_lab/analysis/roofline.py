@@ -9,6 +9,7 @@ from chord_lab.analysis.selection import (
     fastest,
     point_columns,
     require_one_environment,
+    rows_of,
     schedule_of_row,
     select,
     source_line,
@@ -107,7 +108,7 @@ def roofline_info(
     if best_only:
         rows = fastest(rows, ["implementation", *point_columns(rows)])
     rows = rows.sort_values(["projection", "routed_m", "time_us"], kind="stable")
-    found = [_place(row, top) for row in rows.to_dict("records")]
+    found = [_place(row, top) for row in rows_of(rows)]
     columns = {name: [entry[name] for entry in found] for name in found[0]}
     ridge = top.dense_tflops * 1e3 / top.copy_gbps if top.copy_gbps and top.dense_tflops else None
     return RooflineInfo(

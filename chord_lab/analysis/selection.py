@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from w4a16_moe.schedule import Schedule
@@ -123,6 +123,11 @@ def fastest(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     if not len(frame):
         return frame
     return frame.loc[frame.groupby(by, observed=True, dropna=False)["time_us"].idxmin()]
+
+
+def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The frame's rows as mappings from column to value."""
+    return cast("list[dict[str, Any]]", frame.to_dict("records"))
 
 
 def round_medians(times_us: Any) -> list[float]:

@@ -15,6 +15,7 @@ from chord_lab.analysis.selection import (
     candidates,
     other_knobs,
     require_one_environment,
+    rows_of,
     schedule_of_row,
     select,
     source_line,
@@ -100,7 +101,7 @@ def waves_info(
         raise UserError("records do not say how many SMs their card has")
     top = ceilings(frame)
     lists: dict[str, list] = {name: [] for name in WavesInfo._fields[:-2]}
-    for row in rows.sort_values(["routed_m", "time_us"]).to_dict("records"):
+    for row in rows_of(rows.sort_values(["routed_m", "time_us"])):
         schedule, problem = schedule_of_row(row), problem_of_row(row)
         assert schedule is not None
         waves = waves_of(problem, schedule, row["tok_e"], num_sms)
@@ -157,11 +158,11 @@ def slicing_info(
     knobs = other_knobs("token_slicing")
     order = ["static", "semi_static", "dynamic", "branched"]
     found = []
-    for routed_m, part in rows.groupby("routed_m", observed=True):
+    for _, part in rows.groupby("routed_m", observed=True):
         families = [family for _, family in part.groupby(knobs, observed=True, dropna=False)]
         family = max(families, key=lambda f: (f["token_slicing"].nunique(), -float(f["time_us"].min())))
         if family["token_slicing"].nunique() > 1:
-            found.append((int(routed_m), family))
+            found.append((int(family["routed_m"].iloc[0]), family))
     if not found:
         raise UserError(f"no schedule of {projection} was measured with two token slicings")
     names = [s for s in order if any((family["token_slicing"] == s).any() for _, family in found)]
@@ -188,12 +189,12 @@ def slicing_info(
 def _fastest_of(rows: pd.DataFrame) -> tuple[float | None, float | None, float | None]:
     if not len(rows):
         return None, None, None
-    row = rows.loc[rows["time_us"].idxmin()]
+    row = min(rows_of(rows), key=lambda row: row["time_us"])
     return float(row["time_us"]), *spread_us(row)
 
 
 def _slices_of_family(family: pd.DataFrame) -> tuple[str, int, float, int]:
-    row = family.iloc[0].to_dict()
+    row = rows_of(family.iloc[:1])[0]
     schedule = schedule_of_row(row | {"token_slicing": "static"})
     assert schedule is not None
     populated, total = slices_of(row["tok_e"], schedule.block_m)

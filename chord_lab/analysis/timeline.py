@@ -18,7 +18,12 @@ from w4a16_moe.problem import MoeProblem
 from w4a16_moe.schedule import Schedule
 
 from chord_lab.analysis.roofline import ceilings
-from chord_lab.analysis.selection import candidates, schedule_of_row, source_line
+from chord_lab.analysis.selection import (
+    candidates,
+    rows_of,
+    schedule_of_row,
+    source_line,
+)
 from chord_lab.analysis.tiles import SLICE, problem_of_row
 from chord_lab.errors import UserError
 
@@ -229,7 +234,7 @@ def timeline_error_info(frame: pd.DataFrame, *, most: int = 200) -> TimelineErro
         raise UserError("no timed candidate with per-expert counts")
     card = card_of(frame)
     picked = rows.iloc[np.unique(np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(int))]
-    errors = np.array([timeline_of_row(row, card).error for row in picked.to_dict("records")], dtype=float)
+    errors = np.array([timeline_of_row(row, card).error for row in rows_of(picked)], dtype=float)
     return TimelineErrorInfo(
         num_records=len(errors),
         median_absolute_error=float(np.median(np.abs(errors))),

@@ -136,7 +136,7 @@ def _tokens_for(model: ModelShape, shard: Shard, unit: TokenUnit, per_expert: tu
 TURN = (40, 60, 70, 80, 90, 100, 120, 160, 352)
 # Rows per expert where a decode tile holds one, two or three 8-token slices.
 SLICES = (4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24)
-PUBLISHED_PREFILL = (1024, 2048, 4096, 8192, 16384)
+PUBLISHED_PREFILL: tuple[int, ...] = (1024, 2048, 4096, 8192, 16384)
 PUBLISHED_DECODE = (20, 30, 40, 50)
 # Rows between decode and prefill, where neither family of kernels is known to lead.
 BETWEEN_ROWS = (400, 512, 640, 768, 896, 1024)

@@ -30,7 +30,7 @@ GPUS = [Gpu(0, "NVIDIA H200", "GPU-aaaa1111-0000", 1), Gpu(1, "NVIDIA H200", "GP
 )
 def test_visible_devices(value, chosen, problem):
     gpus, line = select_visible(value, GPUS)
-    assert [gpu.index for gpu in gpus] == chosen
+    assert [gpu.ordinal for gpu in gpus] == chosen
     assert (problem in line) if problem else line == ""
     assert "\n" not in line
 
