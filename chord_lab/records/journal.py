@@ -37,11 +37,13 @@ class ReadResult:
 
     records: list[Record] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
+    samples: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # (key, repeat) of unfinished attempts
 
     def extend(self, other: ReadResult) -> None:
         """Add another file's result."""
         self.records += other.records
         self.notices += other.notices
+        self.samples += other.samples
 
 
 class Journal:
@@ -51,26 +53,35 @@ class Journal:
         self.path = pathlib.Path(directory) / f"journal-{run_id}.jsonl"
         self.count = 0
         self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (lives as long as the run)
+        self._end = self._file.seek(0, os.SEEK_END)  # end of the last whole line
 
     def append(self, record: Record) -> None:
         """Write, flush and sync one record. On a full disk the half line is taken back and a UserError says so."""
-        line = json.dumps(plain(to_row(record)), separators=(",", ":"), allow_nan=False).encode() + b"\n"
-        start = self._file.seek(0, os.SEEK_END)
+        self._write(to_row(record), sync=True)
+        self.count += 1
+
+    def append_sample(self, key: str, sample: dict[str, Any]) -> None:
+        """Write one repeat of an attempt that has no record yet: a killed run does not lose it."""
+        self._write({"sample_of": key, **sample}, sync=False)
+
+    def _write(self, row: dict[str, Any], *, sync: bool) -> None:
+        line = json.dumps(plain(row), separators=(",", ":"), allow_nan=False).encode() + b"\n"
         try:
             written = 0
             while written < len(line):
                 written += self._file.write(line[written:])
-            os.fsync(self._file.fileno())
+            if sync:
+                os.fsync(self._file.fileno())
+            self._end += len(line)
         except OSError as error:
             with suppress(OSError):
-                self._file.truncate(start)
+                self._file.truncate(self._end)
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise
             raise UserError(
                 f"{self.path}: {os.strerror(error.errno)}; {self.count} records of this run are kept: "
                 "free some space and run again with --resume"
             ) from None
-        self.count += 1
 
     def close(self) -> None:
         """Close the file."""
@@ -131,7 +142,11 @@ def read_journal(path: pathlib.Path) -> ReadResult:
         if not line.strip(b"\0\r\t "):
             continue
         try:
-            result.records.append(from_row(json.loads(line.strip(b"\0").decode())))
+            row = json.loads(line.strip(b"\0").decode())
+            if isinstance(row, dict) and "sample_of" in row:
+                result.samples.append((row.pop("sample_of"), row))
+            else:
+                result.records.append(from_row(row))
         except UnicodeDecodeError:
             result.notices.append(f"{path}: line {number} is not UTF-8; skipped")
         except (ValueError, RecursionError) as error:

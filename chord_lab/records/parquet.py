@@ -61,7 +61,7 @@ def to_table(records: Iterable[Record]) -> pa.Table:
     return pa.Table.from_pylist([to_row(record) for record in records], schema=arrow_schema())
 
 
-def write_parquet(table_or_records: pa.Table | Iterable[Record], path: pathlib.Path) -> pathlib.Path:
+def write_parquet(table_or_records: pa.Table | Iterable[Record], path: pathlib.Path, level: int = 15) -> pathlib.Path:
     """Write zstd Parquet to a temporary name, then rename."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -71,7 +71,7 @@ def write_parquet(table_or_records: pa.Table | Iterable[Record], path: pathlib.P
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        pq.write_table(table, temporary, compression="zstd", compression_level=15)
+        pq.write_table(table, temporary, compression="zstd", compression_level=level)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

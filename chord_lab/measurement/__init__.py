@@ -1,0 +1,1 @@
+"""Measurement: live on a GPU, replayed from records, or predicted; one `Measure` protocol for all three."""

@@ -1,0 +1,172 @@
+"""Live measurement on one GPU: this process plans and writes, a child measures, other children compile ahead."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Collection
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from w4a16_moe.devices import DEVICES, device_slug
+
+from chord_lab.errors import UserError
+from chord_lab.measurement.child import ChildFailure
+from chord_lab.measurement.compile_ahead import SERVER, CompileAhead
+from chord_lab.measurement.contest import LOAD_S, Contest
+from chord_lab.measurement.memory import FLUSH_BYTES
+from chord_lab.measurement.peers.ahead import HUMMING_AHEAD, PeersAhead
+from chord_lab.measurement.rounds import RoundsPolicy
+from chord_lab.measurement.stage import Stage, job_of
+from chord_lab.measurement.worker import Worker, WorkerSettings
+from chord_lab.records.attempt import Candidate, Point, Sink
+from chord_lab.records.journal import now
+from chord_lab.records.record import Environment, Method, Record
+
+GRAPH_BELOW_BYTES = 250 * 10**6  # 60 us at 4.2 TB/s: below, the host's time for a launch would show
+CEILINGS = ("copy", "dense_bf16")
+CEILING_REP_MS = 150.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveSettings:
+    """How a live run is done; `worker`, `compile_server` and `peer_server` name what the child processes run."""
+
+    worker: WorkerSettings = field(default_factory=WorkerSettings)
+    policy: RoundsPolicy = field(default_factory=RoundsPolicy)
+    compile_server: str = SERVER
+    peer_server: str = HUMMING_AHEAD
+    jobs: int | None = None  # compiling processes; one per core but one when None
+    peers: str = "own"  # see `peers.ahead.PEERS`
+    baseline: bool = True
+    ceilings: bool = True
+    load_s: float = LOAD_S
+    log: pathlib.Path | None = None  # what child processes print
+
+
+class LiveMeasure:
+    """The `Measure` protocol on a GPU."""
+
+    source = "live"
+
+    def __init__(self, settings: LiveSettings | None = None):
+        self.settings = settings or LiveSettings()
+
+    def measure(self, plan: Any, sink: Sink) -> None:
+        """Measure every candidate of the plan that this environment has no record of yet."""
+        with ExitStack() as stack:
+            worker = Worker(self.settings.worker)
+            stack.callback(worker.close)
+            hello = worker.hello()
+            environment = environment_from(hello)
+            sink.started(environment)
+            done = sink.done(environment)
+            work = [(point, [c for c in all_ if c.key_at(point) not in done]) for point, all_ in plan.by_point()]
+            work = [(point, left) for point, left in work if left]
+            if not work:
+                return
+            ahead = self._compile_ahead(hello.get("capability", 0), work)
+            stack.callback(ahead.close)
+            peers = self._peers_ahead(sink, [point for point, _ in work])
+            stack.callback(peers.close)
+            self._ceilings(worker, sink, environment)
+            for point, left in work:
+                if sink.out_of_budget():
+                    return
+                self._point(point, left, (worker, ahead, peers, sink, environment, done))
+            self._ceilings(worker, sink, environment)
+
+    def _compile_ahead(self, capability: int, work: list[tuple[Point, list[Candidate]]]) -> CompileAhead:
+        settings = self.settings
+        ahead = CompileAhead(capability, jobs=settings.jobs, server=settings.compile_server, log=settings.log)
+        for priority, (point, left) in enumerate(work):
+            ahead.submit([job_of(point, c) for c in sorted(left, key=lambda c: not c.default)], priority)
+        return ahead
+
+    def _peers_ahead(self, sink: Sink, points: list[Point]) -> PeersAhead:
+        settings = self.settings
+        peers = PeersAhead(settings.peers, sink, server=settings.peer_server, gpu=settings.worker.gpu, log=settings.log)
+        peers.submit(points)
+        return peers
+
+    def _point(self, point: Point, left: list[Candidate], run: tuple[Any, ...]) -> None:
+        worker, ahead, peers, sink, environment, done = run
+        method = self._method("graph_replay" if point.num_bytes < GRAPH_BELOW_BYTES else "cuda_event")
+        contest = Contest(point, worker, sink, policy=self.settings.policy, environment=environment, method=method)
+        try:
+            worker.open(point, method)
+        except ChildFailure as failure:
+            sink.note(f"{point.label()}: {failure.reason}")
+            for candidate in left:
+                contest.fail(candidate, failure)
+            return
+
+        def guests() -> list[Candidate]:
+            found = peers.candidates(point)
+            if self.settings.baseline and point.interface == "indexed":
+                found.append(Candidate(kind="baseline", implementation="torch_dequant_bf16"))
+            return [guest for guest in found if guest.key_at(point) not in done]
+
+        Stage(contest, ahead, smem_limit(environment)).run(left, guests)
+
+    def _method(self, timer: str) -> Method:
+        policy = self.settings.policy
+        return Method(
+            timer=timer,
+            l2="cleared",
+            timed="gemm",
+            flush_bytes=FLUSH_BYTES,
+            warmup_ms=policy.warmup_ms,
+            rep_ms=policy.rep_ms,
+            load_s=self.settings.load_s,
+        )
+
+    def _ceilings(self, worker: Worker, sink: Sink, environment: Environment) -> None:
+        """What the device can do at best, measured in this very run."""
+        for name in CEILINGS if self.settings.ceilings else ():
+            result: dict[str, Any]
+            try:
+                answer = worker.ceiling(name, CEILING_REP_MS)
+                result = {
+                    "times_us": (tuple(answer["times_us"]),),
+                    "rounds": (0,),
+                    "sm_mhz": (answer["sm_mhz"],),
+                    "power_w": (answer["power_w"],),
+                    "work_bytes": answer["work_bytes"],
+                    "work_flops": answer["work_flops"],
+                }
+            except ChildFailure as failure:
+                result = {"status": failure.status, "rule": failure.rule, "reason": failure.reason}
+            sink.append(
+                Record(
+                    run_id=sink.run_id,
+                    date=now(),
+                    kind="ceiling",
+                    implementation=name,
+                    environment=environment,
+                    method=self._method("cuda_event"),
+                    ran_kernel=name,
+                    **result,
+                )
+            )
+
+
+def environment_from(hello: dict[str, Any]) -> Environment:
+    """The environment that a measuring process reports."""
+    known = {k: v for k, v in hello.items() if k in Environment.__dataclass_fields__}
+    return Environment(**{"device": device_slug(hello["device_name"]), **known})
+
+
+def smem_limit(environment: Environment) -> int:
+    """Shared memory a CTA may use on this device; 0 where it is not known."""
+    device = DEVICES.get(environment.device)
+    return device.smem_per_cta if device else 0
+
+
+def require_gpu(gpus: Collection[str]) -> None:
+    """One line for who asks to measure live where nothing can."""
+    if not gpus:
+        raise UserError(
+            "--source live needs a CUDA GPU and none is visible (`chord-lab doctor` says why); "
+            "--source replay uses recorded measurements"
+        )

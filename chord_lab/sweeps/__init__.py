@@ -1,0 +1,1 @@
+"""Sweeps: which candidates, in which order, and which of them won."""

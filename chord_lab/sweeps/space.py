@@ -1,0 +1,211 @@
+"""The candidates of a point: knob grids by kernel, and the rule that refuses each one that may not run."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from w4a16_moe.devices import DEVICES, Device
+from w4a16_moe.legality import why_illegal
+from w4a16_moe.profiles import Profile, get_profile
+from w4a16_moe.resolve import HEURISTICS
+from w4a16_moe.schedule import Schedule
+
+from chord_lab.errors import UserError
+from chord_lab.records.attempt import Point
+
+Grid = Mapping[str, Sequence[Any]]
+
+SPACES = ("focus", "full")
+# Rules of the plan itself; legality has its own.
+FITS_LOAD = "block_m fits the load"
+SMALLEST_SHARE = 1 / 8  # of the mean rows of an expert: a smaller block_m re-reads weights more than eight times
+LARGEST_FACTOR = 2  # times the rows of the busiest expert, rounded up: a larger block_m only adds padding
+
+# Grids of one kernel are swept one after the other; a schedule that two grids share is tried once.
+_PORTABLE: tuple[Grid, ...] = (
+    {
+        "block_m": (8, 16, 32, 64, 128, 256),
+        "block_n": (64, 128),
+        "block_k": (64, 128),
+        "num_warps": (4, 8),
+        "num_stages": (3, 4),
+        "swap_ab": (True,),
+    },
+    {
+        "block_m": (16, 32, 64),
+        "block_n": (128,),
+        "block_k": (128,),
+        "num_warps": (4,),
+        "num_stages": (3, 4),
+        "swap_ab": (True,),
+        "token_slicing": ("semi_static", "dynamic"),
+    },
+    {
+        "block_m": (64, 128, 256),
+        "block_n": (128, 256),
+        "block_k": (64,),
+        "num_warps": (8,),
+        "num_stages": (3, 4),
+        "swap_ab": (True, False),
+        "group_m": (1, 8),
+    },
+)
+_MMA_SYNC: tuple[Grid, ...] = (
+    {
+        "block_m": (8, 16, 24, 32),
+        "block_n": (128, 256),
+        "block_k": (128,),
+        "num_warps": (4, 8),
+        "num_stages": (2, 3),
+        "swap_ab": (True,),
+        "token_slicing": ("static", "semi_static", "dynamic", "branched"),
+    },
+    {
+        "block_m": (8, 16, 24, 32),
+        "block_n": (128, 256),
+        "block_k": (128,),
+        "num_warps": (4, 8),
+        "num_stages": (2, 3),
+        "ctas_per_sm": (2, 3, 4),
+        "swap_ab": (True,),
+        "persistent": (True,),
+        "stream_k": (True,),
+        "token_slicing": ("branched", "static"),
+    },
+)
+_WGMMA: tuple[Grid, ...] = (
+    {
+        "block_m": (16, 32, 48, 64, 96, 128, 176, 192, 256),
+        "block_n": (128, 256),
+        "block_k": (64,),
+        "num_warps": (4, 8),
+        "num_stages": (3, 4, 5, 6),
+        "ctas_per_sm": (1, 2),
+        "swap_ab": (True,),
+        "persistent": (True,),
+        "tile_order": ("static", "dynamic"),
+        "token_slicing": ("static", "branched"),
+    },
+)
+_FULL: dict[str, Grid] = {
+    "portable": {
+        "block_m": (8, 16, 32, 64, 128, 256),
+        "block_n": (32, 64, 128, 256),
+        "block_k": (64, 128, 256),
+        "num_warps": (2, 4, 8),
+        "num_stages": (2, 3, 4, 5, 6),
+        "ctas_per_sm": (1, 2, 4),
+        "group_m": (1, 4, 8),
+        "swap_ab": (True, False),
+        "split_k": (1, 2, 4),
+        "persistent": (False, True),
+        "token_slicing": ("static", "semi_static", "dynamic"),
+    },
+    "mma_sync": {
+        "block_m": (8, 16, 24, 32, 40, 48),
+        "block_n": (64, 128, 256),
+        "block_k": (64, 128, 256),
+        "num_warps": (4, 8),
+        "num_stages": (2, 3, 4),
+        "ctas_per_sm": (1, 2, 3, 4),
+        "swap_ab": (True,),
+        "persistent": (False, True),
+        "stream_k": (False, True),
+        "tile_order": ("static", "dynamic"),
+        "token_slicing": ("static", "semi_static", "dynamic", "branched"),
+        "dequant": ("subnormal", "exponent"),
+    },
+    "wgmma": {
+        "block_m": (16, 32, 48, 64, 80, 96, 128, 160, 176, 192, 256),
+        "block_n": (64, 128, 256),
+        "block_k": (64, 128),
+        "num_warps": (4, 8),
+        "num_stages": (2, 3, 4, 5, 6),
+        "ctas_per_sm": (1, 2, 3),
+        "group_m": (1, 4, 8),
+        "swap_ab": (True,),
+        "persistent": (False, True),
+        "tile_order": ("static", "dynamic"),
+        "token_slicing": ("static", "semi_static", "dynamic", "branched"),
+        "dequant": ("subnormal", "exponent"),
+    },
+}
+_FOCUS: dict[str, tuple[Grid, ...]] = {"portable": _PORTABLE, "mma_sync": _MMA_SYNC, "wgmma": _WGMMA}
+
+
+class Verdict(NamedTuple):
+    """One schedule of the space at a point."""
+
+    schedule: Schedule
+    rule: str  # empty: it may run
+    reason: str
+
+
+def grids(kernel: str, space: str) -> tuple[Grid, ...]:
+    """The knob grids of a kernel in a space."""
+    if space not in SPACES:
+        raise UserError(f"space {space!r} is unknown; legal: {', '.join(SPACES)}")
+    return _FOCUS[kernel] if space == "focus" else (_FULL[kernel],)
+
+
+def schedules(kernel: str, space: str) -> Iterator[Schedule]:
+    """Every schedule of a kernel in a space, legal or not, each once."""
+    seen = set()
+    for grid in grids(kernel, space):
+        for values in itertools.product(*grid.values()):
+            schedule = Schedule(kernel=kernel, **dict(zip(grid, values, strict=True)))  # type: ignore[arg-type]
+            if schedule not in seen:
+                seen.add(schedule)
+                yield schedule
+
+
+def candidates(
+    point: Point, device: Device, space: str = "focus", kernels: Sequence[str] | None = None
+) -> Iterator[Verdict]:
+    """Every schedule of the point's profile, with the rule and reason where it may not run."""
+    profile = get_profile(point.profile)
+    wanted = profile.kernels if kernels is None else tuple(k for k in kernels if k in profile.kernels)
+    if not wanted:
+        raise UserError(f"profile {profile.name} runs {', '.join(profile.kernels)}, none of {', '.join(kernels or ())}")
+    for kernel in wanted:
+        for schedule in schedules(kernel, space):
+            yield judge(schedule, point, profile, device)
+
+
+def judge(schedule: Schedule, point: Point, profile: Profile, device: Device) -> Verdict:
+    """Whether a schedule may run at a point."""
+    reason = _misfit(schedule.block_m, point)
+    if reason:
+        return Verdict(schedule, FITS_LOAD, reason)
+    illegal = why_illegal(schedule, point.problem, profile, device)
+    return Verdict(schedule, illegal.rule, illegal.reason) if illegal else Verdict(schedule, "", "")
+
+
+def _misfit(block_m: int, point: Point) -> str:
+    busiest = max(point.routing.tok_e, default=0)
+    mean = point.routed_m / max(1, point.routing.active_experts)
+    if block_m > 8 and block_m > LARGEST_FACTOR * max(8, busiest):
+        return f"block_m {block_m} for at most {busiest} rows an expert: only padding"
+    if block_m < mean * SMALLEST_SHARE:
+        return f"block_m {block_m} for {mean:.0f} rows an expert: weights would be read {mean / block_m:.0f} times"
+    return ""
+
+
+def default_schedule(point: Point, device: Device | None) -> Schedule:
+    """What the package runs untuned: its heuristic, whatever tables are installed."""
+    profile = get_profile(point.profile)
+    try:
+        module = importlib.import_module(HEURISTICS[profile.layout], "w4a16_moe")
+    except ModuleNotFoundError as error:
+        raise UserError(f"profile {profile.name}: this build of w4a16_moe has no heuristic ({error})") from None
+    return module.default_schedule(point.problem, point.routed_m, profile, device)
+
+
+def device_named(slug: str) -> Device:
+    """Limits of a device by slug; a UserError lists the known ones."""
+    if slug not in DEVICES:
+        raise UserError(f"device {slug!r} is unknown; known: {', '.join(DEVICES)}")
+    return DEVICES[slug]
