@@ -1,6 +1,8 @@
 """Made-up records: a small run on a card that does not exist, with times from a formula that the tests know."""
 
 import math
+import os
+import pathlib
 
 import pytest
 from w4a16_moe.schedule import Schedule
