@@ -33,7 +33,7 @@ def indexed_gemm(
     if routing.routed_m == 0 or routing.num_blocks_capacity == 0:
         return out
     if schedule is None:
-        schedule = default_schedule(packed, routing)
+        schedule = default_schedule(packed, routing.expected_m)
     if schedule.block_m != routing.block_m:
         raise ValueError(
             f"routing is aligned to block_m {routing.block_m}, the schedule {schedule.label()} to {schedule.block_m}"
@@ -42,11 +42,11 @@ def indexed_gemm(
     return out
 
 
-def default_schedule(packed: PackedWeights, routing: Routing) -> Schedule:
-    """What the tuning tables say for this profile, device and number of rows."""
+def default_schedule(packed: PackedWeights, routed_m: int) -> Schedule:
+    """What the tuning tables say for these weights and ``routed_m`` >= 1 rows on the current device."""
     from .resolve import resolve_schedule
 
-    resolved = resolve_schedule(packed.problem, routing.expected_m, packed.profile)
+    resolved = resolve_schedule(packed.problem, routed_m, packed.profile)
     assert resolved.schedule is not None  # only 0 rows have none
     return resolved.schedule
 
