@@ -7,7 +7,8 @@ A layout is a module with four functions, chosen by `Profile.layout`:
 - ``pack_expert(codes, scales) -> (codes, scales)``: one expert, uint8 ``[N, K]`` (0..15) and bf16 ``[N, K/32]`` in;
 - ``unpack_expert(codes, scales) -> (codes, scales)``: the exact inverse (K may come back padded; `unpack` cuts it).
 
-Packing goes expert by expert, so that its peak stays one expert above the packed layer itself.
+Packing goes expert by expert, a few hundred rows at a time, so that little is in memory beside the packed layer itself.
+`pack_expert` takes any multiple of 64 rows (and all of them, whatever their number).
 """
 
 from __future__ import annotations
@@ -48,8 +49,11 @@ class Layout(Protocol):
     unpack_expert: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
-# What `pack` accepts for all experts: (codes [E, N, K], scales [E, N, K/32]), or expert after expert.
-ExpertWeights = tuple[torch.Tensor, torch.Tensor]
+ExpertWeights = tuple[torch.Tensor, torch.Tensor]  # codes uint8 [rows, K], scales bf16 [rows, K/32]
+ExpertSource = ExpertWeights | Iterable[ExpertWeights]  # one expert, or its rows in pieces
+
+PIECE_ROWS = 64  # rows that every layout can place on their own
+PIECE_CODES = 2**21  # codes packed at once: bounds the temporaries
 
 
 def get_layout(name: str) -> Layout:
@@ -74,38 +78,75 @@ def pack(codes: torch.Tensor, scales: torch.Tensor, problem: MoeProblem, profile
 
 
 def pack_experts(
-    experts: Iterable[ExpertWeights] | Callable[[int], ExpertWeights],
+    experts: Iterable[ExpertSource] | Callable[[int], ExpertSource],
     problem: MoeProblem,
     profile: Profile,
     device: torch.device | str | None = None,
 ) -> PackedWeights:
     """Pack expert after expert from an iterable, or from ``experts(index)``: never more than one expert in the clear.
 
-    Each expert is (codes uint8 ``[N, K]``, scales bf16 ``[N, K/32]``), on any device; ``device`` is where the packed
-    layer lives (the first expert's device when None).
+    Each expert is (codes uint8 ``[N, K]``, scales bf16 ``[N, K/32]``), or an iterator of such pairs to stack along N,
+    on any device. ``device`` is where experts are packed and where the packed layer lives (the first piece's device
+    when None). Peak memory beside the packed layer: one expert as given, and the temporaries of a few hundred rows.
     """
     layout = _layout_for(problem, profile)
     specs = TensorSpecs(*layout.tensor_specs(problem))
-    source: Iterator[ExpertWeights]
+    source: Iterator[ExpertSource]
     source = (experts(i) for i in range(problem.num_experts)) if callable(experts) else iter(experts)
-    packed_codes = packed_scales = None
+    packed: ExpertWeights | None = None
     count = 0
-    for count, (codes, scales) in enumerate(source, start=1):
+    for count, expert in enumerate(source, start=1):
         if count > problem.num_experts:
             raise ValueError(f"more than num_experts={problem.num_experts} experts were given to pack")
-        _require(codes, f"codes of expert {count - 1}", (problem.N, problem.K), torch.uint8)
-        _require(scales, f"scales of expert {count - 1}", (problem.N, problem.num_groups), torch.bfloat16)
-        _require_values(codes, scales, count - 1)
-        if packed_codes is None or packed_scales is None:
-            device = codes.device if device is None else torch.device(device)
-            packed_codes = torch.empty(specs.codes_shape, dtype=specs.codes_dtype, device=device)
-            packed_scales = torch.empty(specs.scales_shape, dtype=specs.scales_dtype, device=device)
-        expert_codes, expert_scales = layout.pack_expert(codes, scales)
-        packed_codes[count - 1].copy_(expert_codes)
-        packed_scales[count - 1].copy_(expert_scales)
-    if count < problem.num_experts or packed_codes is None or packed_scales is None:
+        row = 0
+        for codes, scales in _pieces(expert, problem, count - 1):
+            if packed is None:
+                where = codes.device if device is None else torch.device(device)
+                packed = (
+                    torch.empty(specs.codes_shape, dtype=specs.codes_dtype, device=where),
+                    torch.empty(specs.scales_shape, dtype=specs.scales_dtype, device=where),
+                )
+            where = packed[0].device
+            for whole, part in zip(packed, layout.pack_expert(codes.to(where), scales.to(where)), strict=True):
+                _place(whole[count - 1], part, row, codes.shape[0], problem.N)
+            row += codes.shape[0]
+        if row != problem.N:
+            raise ValueError(f"expert {count - 1} has {row} rows of codes; the problem has N={problem.N}")
+    if count < problem.num_experts or packed is None:
         raise ValueError(f"{count} experts were given to pack; the problem has num_experts={problem.num_experts}")
-    return PackedWeights(problem=problem, profile=profile, codes=packed_codes, scales=packed_scales)
+    return PackedWeights(problem=problem, profile=profile, codes=packed[0], scales=packed[1])
+
+
+def _pieces(expert: ExpertSource, problem: MoeProblem, index: int) -> Iterator[ExpertWeights]:
+    """An expert's rows in checked pieces of a few hundred, all but the last a multiple of 64."""
+    rows = max(PIECE_ROWS, PIECE_CODES // problem.K // PIECE_ROWS * PIECE_ROWS)
+    rest: ExpertWeights | None = None
+    taken = 0
+    for part in [expert] if isinstance(expert, tuple) else expert:
+        codes, scales = part
+        taken += codes.shape[0]
+        if taken > problem.N:
+            raise ValueError(f"expert {index} has at least {taken} rows of codes; the problem has N={problem.N}")
+        _require(codes, f"codes of expert {index}", (codes.shape[0], problem.K), torch.uint8)
+        _require(scales, f"scales of expert {index}", (codes.shape[0], problem.num_groups), torch.bfloat16)
+        if rest is not None:
+            codes, scales = torch.cat((rest[0], codes)), torch.cat((rest[1], scales))
+        whole = codes.shape[0] // PIECE_ROWS * PIECE_ROWS
+        for first in range(0, whole, rows):
+            piece = slice(first, min(first + rows, whole))
+            yield _checked(codes[piece], scales[piece], index)
+        rest = (codes[whole:], scales[whole:]) if whole < codes.shape[0] else None
+    if rest is not None:
+        yield _checked(*rest, index)
+
+
+def _place(whole: torch.Tensor, part: torch.Tensor, row: int, num_rows: int, N: int) -> None:
+    """Copy the packed form of rows ``row`` on into an expert's: rows lie along the one axis where the two differ."""
+    if num_rows == N:
+        whole.copy_(part)
+        return
+    axis = next(i for i, (large, small) in enumerate(zip(whole.shape, part.shape, strict=True)) if large != small)
+    whole.narrow(axis, row * part.shape[axis] // num_rows, part.shape[axis]).copy_(part)
 
 
 def unpack(packed: PackedWeights) -> tuple[torch.Tensor, torch.Tensor]:
@@ -149,8 +190,8 @@ def _describe(shape: Iterable[int], dtype: torch.dtype) -> str:
     return f"{str(dtype).removeprefix('torch.')} [{', '.join(map(str, shape))}]"
 
 
-def _require_values(codes: torch.Tensor, scales: torch.Tensor, expert: int) -> None:
-    """Codes are nibbles and scales are in range: what no kernel could report later."""
+def _checked(codes: torch.Tensor, scales: torch.Tensor, expert: int) -> ExpertWeights:
+    """The piece itself; codes are nibbles and scales are in range: what no kernel could report later."""
     largest = int(codes.max())
     if largest > 15:
         raise ValueError(f"codes of expert {expert} go up to {largest}; a 4-bit code is 0..15")
@@ -160,3 +201,4 @@ def _require_values(codes: torch.Tensor, scales: torch.Tensor, expert: int) -> N
         raise ValueError(
             f"scales of expert {expert} hold {float(outside[0]):g}; legal are 0 and magnitudes from 2^-105 to 2^14"
         )
+    return codes, scales

@@ -10,7 +10,7 @@ or the same with a leading expert dimension. Whatever does not fit is refused in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +22,7 @@ from . import ExpertWeights, pack_experts
 
 GROUP_SIZE = 32
 CODES_PER_WORD = 8
+DECODED_ROWS = 512  # rows whose codes are in the clear at once
 
 
 class CheckpointWeight(NamedTuple):
@@ -86,10 +87,8 @@ def encode(codes: torch.Tensor, scales: torch.Tensor) -> CheckpointWeight:
 
 def unpack_words(words: torch.Tensor) -> torch.Tensor:
     """int32 ``[..., K/8]`` to codes uint8 ``[..., K]``, low nibble first."""
-    codes = torch.empty((*words.shape, CODES_PER_WORD), dtype=torch.uint8, device=words.device)
-    for i in range(CODES_PER_WORD):  # one nibble at a time: no int32 copy eight times the size
-        codes[..., i] = (words >> (4 * i)) & 15
-    return codes.flatten(-2)
+    pairs = words.contiguous().view(torch.uint8)  # a word's bytes from its low end: two codes each
+    return torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(-2)
 
 
 def pack_checkpoint(
@@ -106,21 +105,23 @@ def pack_checkpoint(
     stay.
     """
 
-    def one(expert: int) -> ExpertWeights:
+    def rows(expert: int) -> Iterator[ExpertWeights]:
         if isinstance(source, CheckpointWeight):
             parts: Sequence[CheckpointWeight] = (_expert(source, expert, problem.num_experts),)
         else:
             given = source(expert)
             parts = (given,) if isinstance(given, CheckpointWeight) else given
-        decoded = []
         for part in parts:
             try:
-                decoded.append(decode(part if device is None else _to(part, device)))
+                _check(part)
             except ValueError as error:
                 raise ValueError(f"expert {expert}: {error}") from None
-        return torch.cat([c for c, _ in decoded]), torch.cat([s for _, s in decoded])
+            for words, scale in zip(
+                part.weight_packed.split(DECODED_ROWS), part.weight_scale.split(DECODED_ROWS), strict=True
+            ):
+                yield unpack_words(words if device is None else words.to(device)), scale
 
-    return pack_experts(one, problem, profile, device)
+    return pack_experts(rows, problem, profile, device)
 
 
 def _expert(weight: CheckpointWeight, expert: int, num_experts: int) -> CheckpointWeight:
@@ -133,11 +134,6 @@ def _expert(weight: CheckpointWeight, expert: int, num_experts: int) -> Checkpoi
     return CheckpointWeight(
         weight.weight_packed[expert], weight.weight_scale[expert], weight.weight_shape, zero_point, g_idx
     )
-
-
-def _to(weight: CheckpointWeight, device: torch.device | str) -> CheckpointWeight:
-    packed, scale = weight.weight_packed.to(device), weight.weight_scale.to(device)
-    return weight._replace(weight_packed=packed, weight_scale=scale)
 
 
 def _check(weight: CheckpointWeight) -> None:
