@@ -38,7 +38,9 @@ def main(arguments: list[str]) -> int:
     if unknown:
         return complain(f"unknown argument {unknown[0]!r}; legal is --tritons")
     if sys.version_info < MINIMUM:
-        return complain(f"Python {sys.version.split()[0]} is too old; 3.11 or newer is needed: make PYTHON=python3.12 ...")
+        return complain(
+            f"Python {sys.version.split()[0]} is too old; 3.11 or newer is needed: make PYTHON=python3.12 ..."
+        )
     with locked(ROOT / ".venv.lock"):
         try:
             build_environment()
@@ -103,7 +105,7 @@ def install_triton(version: str) -> None:
     unfinished = VENV / f"triton-{version}.partial"
     shutil.rmtree(unfinished, ignore_errors=True)
     print(f"bootstrap: fetching triton {version} to compile with", flush=True)
-    pip_install("--no-deps", "--target", str(unfinished), f"triton=={version}")
+    pip_install("--no-deps", "--no-compile", "--target", str(unfinished), f"triton=={version}")
     unfinished.rename(folder)
 
 

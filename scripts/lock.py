@@ -17,7 +17,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PINS = ("torch==2.13.0", "triton==3.7.1; sys_platform == 'linux'", "setuptools>=77", "wheel")
 HEADER = """\
 # Exact versions that `make` installs. Written by `make lock` from pyproject.toml; do not edit.
-# torch: PyPI's Linux wheel is the CUDA build; TORCH_INDEX=https://download.pytorch.org/whl/cpu make run takes the CPU build.
+# torch: PyPI's Linux wheel is the CUDA build. The CPU build, a tenth of its size, comes from another index:
+# TORCH_INDEX=https://download.pytorch.org/whl/cpu make run
 """
 
 

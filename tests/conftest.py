@@ -69,7 +69,10 @@ def triton_versions() -> dict[str, dict[str, str]]:
         path = ":".join([*paths, str(ROOT), str(ROOT / "kernels")])
         child = {**os.environ, "PYTHONPATH": path}
         version = subprocess.run(
-            [sys.executable, "-c", "import triton; print(triton.__version__)"], env=child, capture_output=True, text=True
+            [sys.executable, "-c", "import triton; print(triton.__version__)"],
+            env=child,
+            capture_output=True,
+            text=True,
         )
         if version.returncode == 0:
             found.setdefault(version.stdout.strip(), child)
