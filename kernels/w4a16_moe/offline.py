@@ -113,10 +113,13 @@ def source_of(spec: CompileSpec) -> ASTSource:
     signature = {name: spec.signature[name] for name in names}
     constexprs = {(names.index(name),): value for name, value in spec.constexprs.items()}
     attrs = {(names.index(name),): [["tt.divisibility", 16]] for name in spec.divisible_by_16}
-    source_class: Any = ASTSource
+    make: Any = ASTSource
     if type(spec.fn).__name__ == "GluonJITFunction":
-        from triton.experimental.gluon._runtime import GluonASTSource as source_class
-    return source_class(fn=spec.fn, signature=signature, constexprs=constexprs, attrs=attrs)
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        make = GluonASTSource
+    source: ASTSource = make(fn=spec.fn, signature=signature, constexprs=constexprs, attrs=attrs)
+    return source
 
 
 def compile_kernel(spec: CompileSpec, capability: int) -> Any:

@@ -55,8 +55,11 @@ def max_num_blocks(routed_m: int, num_experts: int, block_m: int) -> int:
 def allocate(topk_ids: torch.Tensor, num_experts: int, block_m: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Buffers of the worst case: sorted_ids, expert_ids, num_tokens_padded, ready to be passed as ``out``."""
     num_blocks = max_num_blocks(topk_ids.numel(), num_experts, block_m)
-    options = {"dtype": torch.int32, "device": topk_ids.device}
-    return torch.empty(num_blocks * block_m, **options), torch.empty(num_blocks, **options), torch.empty(1, **options)
+    sizes = (num_blocks * block_m, num_blocks, 1)
+    sorted_ids, expert_ids, num_tokens_padded = (
+        torch.empty(size, dtype=torch.int32, device=topk_ids.device) for size in sizes
+    )
+    return sorted_ids, expert_ids, num_tokens_padded
 
 
 def align_to_blocks(

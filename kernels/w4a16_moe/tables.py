@@ -116,7 +116,7 @@ class TuningFile:
         """The table of that problem; one that differs in top_k alone (which rows of x are shared) serves as well."""
         same = [t for t in self.tables if t.problem == problem]
         alike = [t for t in self.tables if _but_top_k(t.problem) == _but_top_k(problem)]
-        return (same or alike or [None])[0]
+        return next(iter(same or alike), None)
 
     def to_dict(self) -> dict[str, Any]:
         """The file's JSON."""
@@ -195,7 +195,7 @@ def _table(raw: Any, profile: Profile) -> ProblemTable:
 def _row(raw: Any, profile: Profile) -> TuningRow:
     _fields(raw, "row", required=("min_m", "max_m", "schedule"), optional=("measured_m", "verdict", "note"))
     schedule = raw["schedule"]
-    kernel = schedule.get("kernel") if isinstance(schedule, dict) else None
+    kernel = str(schedule.get("kernel")) if isinstance(schedule, dict) else ""
     if kernel in get_args(Kernel) and kernel not in profile.kernels:
         raise ValueError(_foreign_kernel(kernel, profile))
     measured = _list(raw.get("measured_m", []), "measured_m")
