@@ -5,7 +5,6 @@ The only module that times on a CUDA device. It runs in the measuring process (`
 
 from __future__ import annotations
 
-import os
 import platform
 import statistics
 from typing import Any
@@ -56,6 +55,9 @@ class GpuTimer:
             "kernels": kernels_hash(),
             "peers": peer_versions(),
             "uuid": self.nvml.uuid,
+            "smem_per_cta": properties.shared_memory_per_block_optin,
+            "smem_per_sm": properties.shared_memory_per_multiprocessor,
+            "total_memory_bytes": properties.total_memory,
         }
 
     def free_bytes(self) -> int:
@@ -174,11 +176,3 @@ def _triton_version() -> str:
     import triton
 
     return triton.__version__
-
-
-def visible_gpus() -> list[str]:
-    """What CUDA_VISIBLE_DEVICES leaves of the GPUs, as values for that variable; asks no CUDA context."""
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if listed is not None:
-        return [entry.strip() for entry in listed.split(",") if entry.strip() and entry.strip() != "-1"]
-    return [str(index) for index in range(Nvml.device_count())]

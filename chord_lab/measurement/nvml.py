@@ -107,6 +107,21 @@ class Nvml:
         return value.decode() if isinstance(value, bytes) else value
 
 
+def visible_gpus() -> list[str]:
+    """What CUDA_VISIBLE_DEVICES leaves of the GPUs, as values for that variable; makes no CUDA context."""
+    count = Nvml.device_count()
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None or not count:
+        return [str(index) for index in range(count)]
+    entries = []
+    for entry in (part.strip() for part in listed.split(",")):
+        known = entry.startswith(("GPU-", "MIG-")) or (entry.isdigit() and int(entry) < count)
+        if not known:  # CUDA itself stops at the first entry that it does not know
+            break
+        entries.append(entry)
+    return entries
+
+
 class BusyMonitor:
     """Mean busy share of a GPU while the block runs, sampled ten times a second from this process."""
 

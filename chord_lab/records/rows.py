@@ -62,7 +62,7 @@ def from_row(row: dict[str, Any]) -> Record:
             environment=Environment(**_take(row, ENVIRONMENT_COLUMNS)),
             method=Method(**_take(row, METHOD_COLUMNS)),
             facts=CompileFacts(**_take(row, FACTS_COLUMNS)),
-            routing=_routing_of(row),
+            routing=routing_of(row),
         )
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"incomplete record: {error}") from None
@@ -75,7 +75,8 @@ def schedule_of(row: dict[str, Any]) -> Schedule | None:
     return Schedule(**_take(row, SCHEDULE_COLUMNS))
 
 
-def _routing_of(row: dict[str, Any]) -> RoutingRef | None:
+def routing_of(row: dict[str, Any]) -> RoutingRef | None:
+    """The row's routing, None where it has none."""
     if row.get("tok_e") is None or row.get("draw") is None:
         return None
     values = {name: row[column] for name, column in ROUTING_COLUMNS.items()}

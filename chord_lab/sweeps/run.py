@@ -60,7 +60,7 @@ class Run:
         self, directory: pathlib.Path, *, budget: Budget | None = None, watch: Callable[[Progress], None] | None = None
     ):
         self.directory = pathlib.Path(directory)
-        self.run_id = new_run_id()
+        self._file_id = self.run_id = new_run_id()
         self.budget = budget or Budget()
         self.progress = Progress(0)
         self.environment: Environment | None = None
@@ -85,20 +85,22 @@ class Run:
     def append(self, record: Record) -> None:
         """Write a record; on disk when this returns."""
         if self._journal is None:
-            self._journal = Journal(self.directory, self.run_id)
+            self._journal = Journal(self.directory, self._file_id)
         self._journal.append(record)
         self._count(record)
 
     def append_table(self, table: Any) -> None:
         """Write a whole table of records, atomically."""
         write_parquet(table, self.directory / TABLE, level=3)
-        self.progress.finished += len(table)
+        import pyarrow.compute as pc
+
+        self.progress.finished += pc.sum(pc.equal(table["kind"].cast("string"), "candidate")).as_py() or 0
         self._show()
 
     def sample(self, key: str, sample: dict[str, Any]) -> None:
         """Keep one repeat of an unfinished candidate."""
         if self._journal is None:
-            self._journal = Journal(self.directory, self.run_id)
+            self._journal = Journal(self.directory, self._file_id)
         self._journal.append_sample(key, sample)
 
     def samples_of(self, key: str) -> list[dict[str, Any]]:
@@ -128,6 +130,8 @@ class Run:
         """Take up earlier runs' records and unfinished repeats; returns one line for each thing that was skipped."""
         result = read_records(self.directory)
         self.known = result.records
+        if self.known:  # a resumed sweep is the same run: its rounds go on counting
+            self.run_id = min(record.run_id for record in self.known)
         finished = {record.key() for record in result.records}
         for key, sample in result.samples:
             if key not in finished:

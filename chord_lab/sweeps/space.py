@@ -18,7 +18,7 @@ from chord_lab.records.attempt import Point
 
 Grid = Mapping[str, Sequence[Any]]
 
-SPACES = ("focus", "full")
+SPACES = ("focus", "record", "full")
 # Rules of the plan itself; legality has its own.
 FITS_LOAD = "block_m fits the load"
 SMALLEST_SHARE = 1 / 8  # of the mean rows of an expert: a smaller block_m re-reads weights more than eight times
@@ -133,6 +133,74 @@ _FULL: dict[str, Grid] = {
         "dequant": ("subnormal", "exponent"),
     },
 }
+# What is recorded for data/: every block_m that fits, the other knobs a few at a time.
+_RECORD: dict[str, tuple[Grid, ...]] = {
+    "portable": (
+        {
+            "block_m": (8, 16, 32, 64, 128, 256),
+            "block_n": (64, 128),
+            "block_k": (64, 128),
+            "num_warps": (4, 8),
+            "num_stages": (4,),
+            "swap_ab": (True,),
+        },
+        {
+            "block_m": (16, 32, 64),
+            "block_n": (128,),
+            "block_k": (128,),
+            "num_warps": (4,),
+            "num_stages": (4,),
+            "swap_ab": (True,),
+            "token_slicing": ("semi_static", "dynamic"),
+        },
+        {
+            "block_m": (64, 128),
+            "block_n": (128, 256),
+            "block_k": (64,),
+            "num_warps": (8,),
+            "num_stages": (3,),
+            "swap_ab": (True,),
+            "group_m": (1, 8),
+        },
+    ),
+    "mma_sync": (
+        {
+            "block_m": (8, 16, 24, 32),
+            "block_n": (128, 256),
+            "block_k": (128,),
+            "num_warps": (4, 8),
+            "num_stages": (2,),
+            "swap_ab": (True,),
+            "token_slicing": ("static", "semi_static", "dynamic", "branched"),
+        },
+        {
+            "block_m": (8, 16, 24, 32),
+            "block_n": (128, 256),
+            "block_k": (128,),
+            "num_warps": (4,),
+            "num_stages": (2,),
+            "ctas_per_sm": (3, 4),
+            "swap_ab": (True,),
+            "persistent": (True,),
+            "stream_k": (True,),
+            "token_slicing": ("branched",),
+        },
+    ),
+    "wgmma": (
+        {
+            "block_m": (16, 32, 48, 64, 96, 128, 176, 192, 256),
+            "block_n": (128, 256),
+            "block_k": (64,),
+            "num_warps": (8,),
+            "num_stages": (4, 6),
+            "ctas_per_sm": (1, 2),
+            "swap_ab": (True,),
+            "persistent": (True,),
+            "tile_order": ("static", "dynamic"),
+            "token_slicing": ("static", "branched"),
+        },
+    ),
+}
 _FOCUS: dict[str, tuple[Grid, ...]] = {"portable": _PORTABLE, "mma_sync": _MMA_SYNC, "wgmma": _WGMMA}
 
 
@@ -148,7 +216,7 @@ def grids(kernel: str, space: str) -> tuple[Grid, ...]:
     """The knob grids of a kernel in a space."""
     if space not in SPACES:
         raise UserError(f"space {space!r} is unknown; legal: {', '.join(SPACES)}")
-    return _FOCUS[kernel] if space == "focus" else (_FULL[kernel],)
+    return {"focus": _FOCUS, "record": _RECORD}[space][kernel] if space != "full" else (_FULL[kernel],)
 
 
 def schedules(kernel: str, space: str) -> Iterator[Schedule]:

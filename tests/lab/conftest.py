@@ -3,6 +3,7 @@
 import math
 import os
 import pathlib
+import sys
 
 import pytest
 from w4a16_moe.schedule import Schedule
@@ -122,7 +123,8 @@ def made_frame(made):
     return to_frame([*made.sweep(), *made.peers(), *made.ceilings(), failed])
 
 
-# Child processes of tests find the fakes beside this file by name; nothing in the product knows them.
+# Tests and their child processes find the fakes beside this file by name; nothing in the product knows them.
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(pathlib.Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
 )

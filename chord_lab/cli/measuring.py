@@ -1,0 +1,232 @@
+"""What the measuring commands share: choosing a source, making its `Measure` and its plan."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from chord_lab.cli import console, notes
+from chord_lab.errors import UserError
+
+if TYPE_CHECKING:
+    from w4a16_moe.devices import Device
+
+    from chord_lab.records.attempt import Measure
+    from chord_lab.sweeps.plan import Plan
+    from chord_lab.sweeps.run import Run
+
+SOURCES = ("auto", "live", "replay", "predict")
+DEFAULT_DEVICE = "nvidia_h200"  # what a plan is judged for where there is no GPU
+
+
+@dataclass(kw_only=True)
+class Request:
+    """What was asked for on the command line."""
+
+    scenario: str
+    source: str = "auto"
+    draws: list[str] = field(default_factory=list)
+    seed: int = 0
+    tokens: str = "all"
+    projections: list[str] = field(default_factory=list)
+    profile: str | None = None
+    kernels: list[str] = field(default_factory=list)
+    space: str = "focus"
+    peers: str = "own"
+    min_rounds: int = 1
+    rep_ms: float = 20.0
+    data: pathlib.Path | None = None
+    device: str = DEFAULT_DEVICE
+    jobs: int | None = None
+    search: str = "grid"
+    dask: str | None = None
+
+    def token_counts(self) -> str | list[int]:
+        """``all``, ``published``, or numbers."""
+        if self.tokens in ("all", "published"):
+            return self.tokens
+        try:
+            return [int(part) for part in self.tokens.split(",")]
+        except ValueError:
+            raise UserError(
+                f"--points {self.tokens!r}: legal are all, published, or token counts such as 20,40"
+            ) from None
+
+    def about(self) -> dict[str, Any]:
+        """For the run's manifest."""
+        return {
+            "scenario": self.scenario,
+            "draws": self.draws,
+            "seed": self.seed,
+            "points": self.tokens,
+            "projections": self.projections,
+            "profile": self.profile,
+            "space": self.space,
+            "search": self.search,
+        }
+
+
+def chosen_source(source: str) -> str:
+    """``auto`` is live where a GPU is visible, else replay."""
+    if source not in SOURCES:
+        raise UserError(f"--source {source!r}: legal are {', '.join(SOURCES)}")
+    if source == "auto":
+        return "live" if visible_gpus() else "replay"
+    return source
+
+
+def visible_gpus() -> list[str]:
+    """GPUs that this process may use, as values of CUDA_VISIBLE_DEVICES."""
+    from chord_lab.measurement.nvml import visible_gpus as ask
+
+    return ask()
+
+
+def prepare(request: Request, out: pathlib.Path) -> tuple[Measure, Plan]:
+    """The measure and the plan of a request."""
+    from chord_lab.scenarios import get_scenario
+
+    get_scenario(request.scenario)  # an unknown name is refused before anything else
+    source = chosen_source(request.source)
+    if source == "replay":
+        return _replay(request)
+    if source == "predict":
+        return _predict(request)
+    return _live(request, out)
+
+
+def plan_for(request: Request, device: Device, measure: Any = None) -> Plan:
+    """The plan of a request on a device, without a GPU."""
+    from chord_lab.sweeps.plan import make_plan
+    from chord_lab.sweeps.points import scenario_points
+
+    points = scenario_points(
+        request.scenario,
+        tokens=request.token_counts(),
+        draws=request.draws or None,
+        seed=request.seed,
+        projections=request.projections or ("gate_up", "down"),
+        profile=request.profile,
+    )
+    return make_plan(points, device, space=request.space, kernels=request.kernels or None)
+
+
+def _live(request: Request, out: pathlib.Path) -> tuple[Measure, Plan]:
+    from chord_lab.measurement.live import LiveMeasure, require_gpu
+
+    gpus = visible_gpus()
+    require_gpu(gpus)
+    settings = live_settings(request, out, gpus[0])
+    device = live_device(settings, gpus[0])
+    return LiveMeasure(settings), plan_for(request, device)
+
+
+def live_settings(request: Request, out: pathlib.Path, gpu: str | None) -> Any:
+    """Settings of a live run of this request."""
+    from chord_lab.measurement.live import LiveSettings
+    from chord_lab.measurement.peers.ahead import PEERS
+    from chord_lab.measurement.rounds import RoundsPolicy
+    from chord_lab.measurement.worker import WorkerSettings
+
+    if request.peers not in PEERS:
+        raise UserError(f"--peers {request.peers!r}: legal are {', '.join(PEERS)}")
+    out.mkdir(parents=True, exist_ok=True)
+    log = out / "children.log"
+    policy = RoundsPolicy(min_rounds=request.min_rounds, rep_ms=request.rep_ms)
+    worker = WorkerSettings(gpu=gpu, log=log)
+    return LiveSettings(worker=worker, policy=policy, peers=request.peers, jobs=request.jobs, log=log)
+
+
+def live_device(settings: Any, gpu: str) -> Device:
+    """Limits of the GPU at hand: known by name, else asked of the measuring process."""
+    from w4a16_moe.devices import DEVICES, Device, device_slug
+
+    from chord_lab.measurement.nvml import Nvml
+    from chord_lab.measurement.worker import Worker
+
+    name = Nvml.of_visible(gpu).name()
+    if name and device_slug(name) in DEVICES:
+        return DEVICES[device_slug(name)]
+    worker = Worker(settings.worker)
+    try:
+        hello = worker.hello()
+    finally:
+        worker.close()
+    return DEVICES.get(device_slug(hello["device_name"])) or Device(
+        slug=device_slug(hello["device_name"]),
+        capability=hello["capability"],
+        num_sms=hello["num_sms"],
+        smem_per_cta=hello["smem_per_cta"],
+        smem_per_sm=hello["smem_per_sm"],
+        memory_bytes=hello["total_memory_bytes"],
+    )
+
+
+def _replay(request: Request) -> tuple[Measure, Plan]:
+    from chord_lab.measurement.replay import ReplayMeasure
+    from chord_lab.sweeps.recorded import recorded_plan
+
+    table = recorded_table(request)
+    return ReplayMeasure(table), recorded_plan(table)
+
+
+def recorded_table(request: Request) -> Any:
+    """The records of a request's scenario."""
+    from chord_lab.measurement.replay import data_directory
+    from chord_lab.records.parquet import read_tables
+    from chord_lab.sweeps.recorded import of_scenario
+
+    table, skipped = read_tables(data_directory(request.data))
+    for text in skipped:
+        notes.print(text, markup=False, highlight=False, soft_wrap=True)
+    counts = request.token_counts()
+    if counts == "published":
+        from chord_lab.scenarios import get_scenario
+
+        counts = [p.num_tokens for p in get_scenario(request.scenario).points if p.published]
+    rows, remarks = of_scenario(
+        table,
+        request.scenario,
+        tokens=counts,
+        draws=request.draws or None,
+        projections=request.projections or None,
+        profile=request.profile,
+    )
+    for text in remarks:
+        notes.print(text, markup=False, highlight=False, soft_wrap=True)
+    return rows
+
+
+def _predict(request: Request) -> tuple[Measure, Plan]:
+    from chord_lab.measurement.predict import predictor_from_data
+    from chord_lab.sweeps.space import device_named
+
+    device = device_named(request.device)
+    return predictor_from_data(request.data, device), plan_for(request, device)
+
+
+def describe_source(run: Run, source: str) -> str:
+    """``recorded on NVIDIA H200, 2026-11-29`` or ``live on NVIDIA H200``."""
+    environment = run.environment
+    where = environment.device_name if environment else "no device"
+    if source == "live":
+        return f"live on {where}, driver {environment.driver if environment else '?'}"
+    return f"{source} on {where}"
+
+
+def print_plan(plan: Plan, source: str, device: str) -> None:
+    """What `--plan-only` shows."""
+    summary = plan.summary()
+    cores = os.cpu_count() or 2
+    console.print(
+        f"{summary['candidates']} candidates at {summary['points']} points, judged for {device}; "
+        f"{summary['kernels_to_compile']} kernels to compile; {summary['num_refused']} refused",
+        highlight=False,
+    )
+    for rule, refused in summary["refused"].items():
+        console.print(f"  {refused['count']:>6} {rule}: {refused['example']}", markup=False, highlight=False)
+    if source == "live":
+        seconds = plan.expected_seconds(cores)
+        console.print(f"expected time live: about {seconds:.0f} s with {cores} cores", highlight=False)

@@ -1,0 +1,164 @@
+"""``chord-lab record``: measure what ships in data/ (what `make record` runs)."""
+
+from __future__ import annotations
+
+import pathlib
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from chord_lab.cli import app, console, notes, print_json
+from chord_lab.cli.measuring import Request, live_device, live_settings, visible_gpus
+from chord_lab.cli.progress import watching
+from chord_lab.errors import UserError
+
+if TYPE_CHECKING:
+    from w4a16_moe.devices import Device
+
+    from chord_lab.records.attempt import Point
+
+SCENARIOS = ("kimi-k2/ep8/decode", "kimi-k2/ep8/prefill", "kimi-k2/tp8/decode", "kimi-k2/tp8/prefill")
+OTHER_DRAWS = ("balanced", "zipf:1.0")
+
+
+@app.command("record")
+def record(
+    out: Annotated[pathlib.Path, typer.Option(help="Directory of the recording.")] = pathlib.Path("runs/record"),
+    budget_seconds: Annotated[float | None, typer.Option(help="Stop after so many seconds.")] = None,
+    scenario: Annotated[list[str] | None, typer.Option(help="Scenarios; Kimi K2 EP8 and TP8 when not given.")] = None,
+    profile: Annotated[list[str] | None, typer.Option(help="Profiles; portable and the scenario's own.")] = None,
+    space: Annotated[str, typer.Option(help="record, focus or full.")] = "record",
+    points: Annotated[str, typer.Option(help="all or published; other draws are published points only.")] = "all",
+    draw: Annotated[list[str] | None, typer.Option(help="uniform, balanced and zipf:1.0 when not given.")] = None,
+    peers: Annotated[str, typer.Option(help="none, own or tiles.")] = "tiles",
+    min_rounds: Annotated[int, typer.Option(help="Interleaved repeats of every candidate.")] = 3,
+    rep_ms: Annotated[float, typer.Option(help="Milliseconds of one repeat.")] = 10.0,
+    jobs: Annotated[int | None, typer.Option(help="Compiling processes.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the routing draws.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the recording in --out.")] = False,
+    plan_only: Annotated[bool, typer.Option("--plan-only", help="Say what would be done.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """Record the published points, both sides of the block_m turn, three draws, ceilings and peers in one run."""
+    from chord_lab.measurement.live import LiveMeasure, require_gpu
+    from chord_lab.sweeps.plan import make_plan
+    from chord_lab.sweeps.run import Budget, run
+    from chord_lab.sweeps.space import device_named
+
+    request = Request(
+        scenario=",".join(scenario or SCENARIOS),
+        source="live",
+        draws=list(draw or ("uniform", *OTHER_DRAWS)),
+        seed=seed,
+        tokens=points,
+        space=space,
+        peers=peers,
+        min_rounds=min_rounds,
+        rep_ms=rep_ms,
+        jobs=jobs,
+    )
+    wanted = recording_points(request, list(scenario or SCENARIOS), profile)
+    if plan_only:
+        plan = make_plan(wanted, device_named("nvidia_h200"), space=space)
+        print_json(plan.summary()) if as_json else _print_plan(plan)
+        return
+    gpus = visible_gpus()
+    require_gpu(gpus)
+    settings = live_settings(request, out, gpus[0])
+    device = live_device(settings, gpus[0])
+    plan = make_plan(_runnable(wanted, device), device, space=space)
+    began = time.monotonic()
+    with watching() as watch:
+        done = run(
+            plan,
+            LiveMeasure(settings),
+            out,
+            resume=resume,
+            budget=Budget(budget_seconds),
+            about=request.about(),
+            watch=watch,
+        )
+    path = ship(out)
+    result = {**summary_of(out), "seconds": time.monotonic() - began, "partial": done.cut_short, "file": str(path)}
+    if as_json:
+        print_json(result)
+        return
+    for name, value in result.items():
+        console.print(f"{name:<12} {value}", markup=False, highlight=False, soft_wrap=True)
+
+
+def recording_points(request: Request, scenarios: list[str], profiles: list[str] | None) -> list[Point]:
+    """Published points under every draw first, then the others under the first draw: a cut recording is of use."""
+    from chord_lab.scenarios import get_scenario
+    from chord_lab.sweeps.points import scenario_points
+
+    first, later = [], []
+    for name in scenarios:
+        scenario = get_scenario(name)
+        for profile in profiles or dict.fromkeys(("portable", scenario.profile)):
+            for draw in request.draws:
+                points = scenario_points(name, tokens="published", draws=[draw], seed=request.seed, profile=profile)
+                first += points
+            if request.tokens == "all":
+                all_points = scenario_points(name, draws=request.draws[:1], seed=request.seed, profile=profile)
+                known = set(first)
+                later += [point for point in all_points if point not in known]
+    # one draw after the other within the published points, so that all scenarios have the first draw early
+    first.sort(key=lambda point: request.draws.index(point.routing.draw))
+    return (
+        [p for p in first if p.routing.draw == request.draws[0]]
+        + later
+        + [p for p in first if p.routing.draw != request.draws[0]]
+    )
+
+
+def _runnable(points: list[Point], device: Device) -> list[Point]:
+    """Points whose profile has kernels and a heuristic in this build; the others are named once."""
+    from chord_lab.sweeps.space import default_schedule
+
+    good, refused = [], {}
+    for point in points:
+        try:
+            default_schedule(point, device)
+        except (UserError, ValueError) as error:
+            refused.setdefault(point.profile, str(error))
+            continue
+        good.append(point)
+    for profile, reason in refused.items():
+        notes.print(f"profile {profile} is left out: {reason}", markup=False, highlight=False, soft_wrap=True)
+    return good
+
+
+def ship(directory: pathlib.Path) -> pathlib.Path:
+    """All journals of a recording as one Parquet file beside them, ready for data/."""
+    from chord_lab.records.parquet import read_tables, write_parquet
+
+    table, skipped = read_tables([*sorted(directory.glob("journal-*.jsonl"))])
+    for text in skipped:
+        notes.print(text, markup=False, highlight=False, soft_wrap=True)
+    if not len(table):
+        raise UserError(f"{directory} holds no records yet")
+    device = table["device"][0].as_py()
+    day = str(table["date"][0].as_py())[:10]
+    target = directory / "ship" / device
+    return write_parquet(table, target / f"records-{day}.parquet")
+
+
+def summary_of(directory: pathlib.Path) -> dict[str, Any]:
+    """Counts of a recording."""
+    from chord_lab.records.parquet import read_tables
+
+    table, _ = read_tables([*sorted(directory.glob("journal-*.jsonl"))], ["kind", "status", "implementation"])
+    frame = table.to_pandas()
+    return {
+        "records": len(frame),
+        "by status": {str(k): int(v) for k, v in frame.status.astype(str).value_counts().items()},
+        "by implementation": {str(k): int(v) for k, v in frame.implementation.astype(str).value_counts().items()},
+    }
+
+
+def _print_plan(plan: Any) -> None:
+    from chord_lab.cli.measuring import print_plan
+
+    print_plan(plan, "live", "nvidia_h200")

@@ -1,0 +1,91 @@
+"""Plans from records: what was recorded of a scenario, newest run first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chord_lab.errors import UserError
+from chord_lab.records.decode import decode, group
+from chord_lab.records.record import Environment
+from chord_lab.sweeps.plan import Plan
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+LIKENESS_COLUMNS = tuple(name for name in Environment.__dataclass_fields__ if name not in ("python", "peers"))
+
+
+def recorded_scenarios(table: pa.Table) -> list[str]:
+    """Scenarios that the table has records of."""
+    return sorted(name for name in table["scenario"].unique().to_pylist() if name)
+
+
+def of_scenario(
+    table: pa.Table,
+    scenario: str,
+    *,
+    tokens: str | Sequence[int] = "all",
+    draws: Sequence[str] | None = None,
+    projections: Sequence[str] | None = None,
+    profile: str | None = None,
+) -> tuple[pa.Table, list[str]]:
+    """A scenario's rows and its run's ceilings; where a point was recorded by several runs, the newest. And remarks."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    def one_of(column: str, values: Sequence[object]) -> pa.ChunkedArray:
+        words = table[column].cast(table.schema.field(column).type)
+        kind = words.type.value_type if pa.types.is_dictionary(words.type) else words.type
+        return pc.is_in(words.cast(kind), value_set=pa.array(list(values), kind))
+
+    mask = one_of("scenario", [scenario])
+    for column, values in (("draw", draws), ("projection", projections), ("profile", [profile] if profile else None)):
+        if values is not None:
+            mask = pc.and_(mask, one_of(column, values))
+    if not isinstance(tokens, str):
+        mask = pc.and_(mask, one_of("num_tokens", list(tokens)))
+    chosen = table.filter(mask)
+    if not len(chosen):
+        have = ", ".join(recorded_scenarios(table)) or "none"
+        raise UserError(f"no records of {scenario} with these filters; recorded scenarios: {have}")
+    chosen, remarks = newest_runs(chosen)
+    run_ids = chosen["run_id"].unique().to_pylist()
+    ceilings = table.filter(pc.and_(one_of("run_id", run_ids), one_of("kind", ["ceiling"])))
+    return pa.concat_tables([chosen, ceilings]).unify_dictionaries().combine_chunks(), remarks
+
+
+def newest_runs(table: pa.Table) -> tuple[pa.Table, list[str]]:
+    """Of each point, the rows of the newest run in one environment; a remark says what was left out."""
+    decoded = decode(table)
+    runs, first = group(table.select(["run_id", *LIKENESS_COLUMNS]))
+    dates = np.array([str(d) for d in table["date"].take(first).to_pylist()])
+    by_age = np.argsort(np.argsort(dates, kind="stable"), kind="stable")  # rank of each run, newest highest
+    age = by_age[runs]
+    points = decoded.point_of_row
+    newest = np.full(len(decoded.points) + 1, -1)
+    candidates = np.array([c.kind == "candidate" for c in decoded.candidates] or [False])
+    counts = (points >= 0) & candidates[decoded.candidate_of_row]
+    np.maximum.at(newest, points[counts], age[counts])
+    keep = (points < 0) | (newest[points] < 0) | (age == newest[points])
+    remarks = []
+    if not keep.all():
+        remarks.append(f"{int((~keep).sum())} records of older runs at the same points are left out")
+    return table.filter(keep), remarks
+
+
+def recorded_plan(table: pa.Table) -> Plan:
+    """The plan that tries again what the table holds; defaults are those of the time of recording."""
+    decoded = decode(table)
+    defaults = table["default"].combine_chunks().fill_null(False).to_numpy(zero_copy_only=False)
+    ours = np.array([c.kind == "candidate" for c in decoded.candidates] or [False])  # peers come along by themselves
+    rows = np.flatnonzero((decoded.point_of_row >= 0) & ours[decoded.candidate_of_row])
+    count = len(decoded.candidates)
+    shift = np.where(defaults[rows], count, 0)  # a candidate that is somewhere the default stands twice in the list
+    candidates = [*decoded.candidates, *(replace(c, default=True) for c in decoded.candidates)]
+    pairs = np.stack([decoded.point_of_row[rows], decoded.candidate_of_row[rows] + shift], axis=1).astype(np.int32)
+    pairs = np.unique(pairs, axis=0)
+    return Plan(decoded.points, candidates, pairs)

@@ -1,0 +1,283 @@
+"""Winners: who is faster than the default by more than the noise, point by point."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from w4a16_moe.schedule import Schedule
+
+from chord_lab.records.decode import decode, group
+from chord_lab.records.frames import round_medians, segment_medians
+from chord_lab.records.intervals import interval
+from chord_lab.sweeps.flags import point_flags
+from chord_lab.sweeps.recorded import LIKENESS_COLUMNS, newest_runs
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MARGIN = 0.01  # a win must beat the default by at least this, whatever the interval says
+ENOUGH_ROUNDS = 3
+METHOD_COLUMNS = ("timer", "l2", "timed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Winner:
+    """The verdict at one point of one run."""
+
+    scenario: str
+    projection: str
+    profile: str
+    num_tokens: int
+    routed_m: int
+    num_experts: int
+    draw: str
+    seed: int
+    verdict: str  # win | tie | none
+    schedule: Schedule | None  # what should run: the winner; on a tie the default
+    time_us: float | None  # of `schedule`
+    default_schedule: Schedule | None
+    default_time_us: float | None  # in the rounds that the winner was measured in too
+    best: Schedule | None  # the fastest candidate, whether or not it wins
+    margin: float | None  # 1 - best time / default time
+    ratio_low: float | None  # 95 % interval of best time / default time; None: too few repeats to tell
+    ratio_high: float | None
+    num_rounds: int  # repeats that the interval rests on
+    candidates: int
+    failed: int
+    failures: dict[str, int] = field(default_factory=dict)  # status -> count
+    humming_us: float | None = None  # the peer with its own heuristics
+    humming_best_us: float | None = None  # its fastest tile, forced ones included
+    baseline_us: float | None = None  # dequantise and multiply in bf16
+    flags: tuple[str, ...] = ()  # drift, throttled, impossible, unpaired: why to be careful
+    source: str = ""
+    device: str = ""
+    date: str = ""
+    run_id: str = ""
+    within: tuple[Schedule, ...] = ()  # candidates within `MARGIN` of the best: a table may use any of them
+
+
+@dataclass
+class _Timed:
+    """Every row's repeats and its time relative to the default's in the same rounds."""
+
+    row: npt.NDArray[np.int64]  # of each repeat
+    round: npt.NDArray[np.int64]
+    median: npt.NDArray[np.float64]
+    ratio: npt.NDArray[np.float64]  # to the default in that round; NaN where they do not pair
+    estimate: npt.NDArray[np.float64]  # by row: median ratio, or median time where nothing pairs
+    pairs: npt.NDArray[np.int64]  # by row
+    time: npt.NDArray[np.float64]  # by row: median repeat's median, NaN unless ok
+
+
+def winners(table: pa.Table, margin: float = MARGIN) -> list[Winner]:
+    """One verdict per point, run, environment and method; unlike ones are never compared with each other."""
+    table = newest_runs(table)[0]
+    decoded = decode(table)
+    own, _ = group(table.select(["run_id", *LIKENESS_COLUMNS, *METHOD_COLUMNS]))
+    contest = np.where(decoded.point_of_row >= 0, decoded.point_of_row * (own.max(initial=0) + 1) + own, -1)
+    columns = _columns(table)
+    timed = _timed(table, columns, contest)
+    found = []
+    order = np.argsort(contest, kind="stable")
+    starts = np.flatnonzero(np.diff(np.concatenate([[-2], contest[order]])))
+    ceilings = _ceilings(columns, timed, decoded.point_of_row < 0)
+    for begin, end in zip(starts, [*starts[1:], len(order)], strict=True):
+        rows = order[begin:end]
+        if contest[rows[0]] >= 0 and (columns["kind"][rows] == "candidate").any():
+            found.append(_verdict(rows, decoded, columns=columns, timed=timed, ceilings=ceilings, margin=margin))
+    return sorted(found, key=lambda w: (w.scenario, w.projection != "gate_up", w.routed_m, w.draw, w.run_id))
+
+
+def _columns(table: pa.Table) -> dict[str, Any]:
+    names = ("kind", "status", "implementation", "default", "run_id", "source", "device_name", "date", "max_sm_mhz")
+    columns = {name: table[name].to_pandas().to_numpy() for name in names}
+    columns["default"] = columns["default"].astype(bool)
+    columns["sm_mhz"] = table["sm_mhz"].combine_chunks()
+    columns["work_bytes"] = table["work_bytes"].to_numpy()
+    columns["work_flops"] = table["work_flops"].to_numpy()
+    return columns
+
+
+def _timed(table: pa.Table, columns: dict[str, Any], contest: npt.NDArray[np.int64]) -> _Timed:
+    ok = columns["status"] == "ok"
+    rows, medians = round_medians(table["times_us"].combine_chunks())
+    count = np.bincount(rows, minlength=len(table))
+    rounds = _round_numbers(table, count)
+    usable = ok[rows] & (medians > 0)
+    rows, medians, rounds = rows[usable], medians[usable], rounds[usable]
+    time = np.full(len(table), np.nan)
+    per_row = np.bincount(rows, minlength=len(table))
+    time[per_row > 0] = segment_medians(medians, per_row)[per_row > 0]
+    reference = columns["default"] & (columns["kind"] == "candidate")
+    ratio = medians / _reference_medians(rows, rounds, medians, reference, contest)
+    paired = ~np.isnan(ratio)
+    pairs = np.bincount(rows[paired], minlength=len(table))
+    estimate = segment_medians(ratio[paired], pairs)
+    return _Timed(rows, rounds, medians, ratio, estimate, pairs, time)
+
+
+def _round_numbers(table: pa.Table, count: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The round of each repeat; a record without them counts its repeats from 0."""
+    array = table["rounds"].combine_chunks()
+    array = array.fill_null([]) if array.null_count else array
+    lengths = np.diff(array.offsets.to_numpy())
+    if (lengths == count).all():
+        return array.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
+    starts = np.cumsum(count) - count
+    return np.arange(count.sum()) - np.repeat(starts, count)
+
+
+def _reference_medians(
+    rows: npt.NDArray[np.int64],
+    rounds: npt.NDArray[np.int64],
+    medians: npt.NDArray[np.float64],
+    reference: npt.NDArray[np.bool_],
+    contest: npt.NDArray[np.int64],
+) -> npt.NDArray[np.float64]:
+    """For each repeat, the default's median in the same contest and round; NaN where it was not measured."""
+    width = int(rounds.max(initial=0)) + 1
+    place = contest[rows] * width + rounds
+    of_default = reference[rows]
+    keys, index = np.unique(place[of_default], return_index=True)
+    values = medians[of_default][index]
+    if not len(keys):
+        return np.full(len(rows), np.nan)
+    at = np.minimum(np.searchsorted(keys, place), len(keys) - 1)
+    return np.where(keys[at] == place, values[at], np.nan)
+
+
+def _verdict(
+    rows: npt.NDArray[np.int64],
+    decoded: Any,
+    *,
+    columns: dict[str, Any],
+    timed: _Timed,
+    ceilings: dict[str, dict[str, float]],
+    margin: float,
+) -> Winner:
+    tried = rows[columns["kind"][rows] == "candidate"]
+    fine = tried[~np.isnan(timed.time[tried])]
+    default = next((int(r) for r in tried if columns["default"][r]), None)
+    point = decoded.points[decoded.point_of_row[rows[0]]]
+    newest = rows[np.argmax(columns["date"][rows].astype(str))]
+    statuses, counts = np.unique(columns["status"][tried].astype(str), return_counts=True)
+    failures = {str(s): int(c) for s, c in zip(statuses, counts, strict=True) if s != "ok"}
+    common: dict[str, Any] = {
+        "scenario": point.scenario,
+        "projection": point.projection,
+        "profile": point.profile,
+        "num_tokens": point.num_tokens,
+        "routed_m": point.routed_m,
+        "num_experts": point.problem.num_experts,
+        "draw": point.routing.draw,
+        "seed": point.routing.seed,
+        "candidates": len(tried),
+        "failed": len(tried) - len(fine),
+        "failures": failures,
+        "default_schedule": _schedule(decoded, default),
+        "humming_us": _peer(rows, columns, timed, ("humming",)),
+        "humming_best_us": _peer(rows, columns, timed, ("humming", "humming_tile", "humming_best_tile")),
+        "baseline_us": _peer(rows, columns, timed, ("torch_dequant_bf16",)),
+        "source": str(columns["source"][newest]),
+        "device": str(columns["device_name"][newest]),
+        "date": str(columns["date"][newest]),
+        "run_id": str(columns["run_id"][newest]),
+    }
+    if not len(fine):
+        return Winner(**common, **_NOTHING)
+    best, score = _fastest(fine, timed)
+    flags = point_flags(point, rows, best, columns=columns, timed=timed, ceilings=ceilings.get(common["run_id"], {}))
+    decided = _decide(best, default, timed, margin)
+    chosen = best if decided["verdict"] == "win" or default is None else default
+    return Winner(
+        **common,
+        **decided,
+        schedule=_schedule(decoded, chosen),
+        best=_schedule(decoded, best),
+        time_us=float(timed.time[chosen]),
+        flags=flags,
+        within=tuple(
+            s for r in fine[score <= score.min() * (1 + MARGIN)] if (s := _schedule(decoded, int(r))) is not None
+        ),
+    )
+
+
+_NOTHING: dict[str, Any] = {
+    "verdict": "none",
+    "schedule": None,
+    "time_us": None,
+    "default_time_us": None,
+    "best": None,
+    "margin": None,
+    "ratio_low": None,
+    "ratio_high": None,
+    "num_rounds": 0,
+}
+
+
+def _fastest(fine: npt.NDArray[np.int64], timed: _Timed) -> tuple[int, npt.NDArray[np.float64]]:
+    """The fastest row and every row's score; who was timed too few times for a fair comparison does not lead."""
+    paired = timed.pairs[fine] > 0
+    score = np.where(paired, timed.estimate[fine], np.inf) if paired.any() else timed.time[fine]
+    enough = np.minimum(ENOUGH_ROUNDS, timed.pairs[fine].max())
+    score = np.where(timed.pairs[fine] >= enough, score, np.inf)
+    return int(fine[np.argmin(score)]), score
+
+
+def _decide(best: int, default: int | None, timed: _Timed, margin: float) -> dict[str, Any]:
+    """win: the whole interval lies below the default by more than the margin; without a default to beat, a win."""
+    if default is None or np.isnan(timed.time[default]):
+        return {**_numbers(None, None, None, None, 0), "verdict": "win"}
+    mine = (timed.row == best) & ~np.isnan(timed.ratio)
+    ratios = timed.ratio[mine]
+    if best == default:
+        return {**_numbers(float(timed.time[default]), 0.0, 1.0, 1.0, len(ratios)), "verdict": "tie"}
+    if not len(ratios):
+        default_us = float(timed.time[default])
+        ratio = float(timed.time[best]) / default_us
+        return {**_numbers(default_us, 1 - ratio, None, None, 0), "verdict": "tie"}
+    found = interval(ratios)
+    default_us = float(np.median(timed.median[mine] / ratios))
+    low, high = (found.low, found.high) if math.isfinite(found.high) else (None, None)
+    wins = high is not None and high < 1 - margin
+    return {
+        **_numbers(default_us, 1 - found.estimate, low, high, found.num_pairs),
+        "verdict": "win" if wins else "tie",
+    }
+
+
+def _numbers(
+    default_us: float | None, margin: float | None, low: float | None, high: float | None, rounds: int
+) -> dict[str, Any]:
+    return {
+        "default_time_us": default_us,
+        "margin": margin,
+        "ratio_low": low,
+        "ratio_high": high,
+        "num_rounds": rounds,
+    }
+
+
+def _schedule(decoded: Any, row: int | None) -> Schedule | None:
+    return None if row is None else decoded.candidates[decoded.candidate_of_row[row]].schedule
+
+
+def _peer(rows: npt.NDArray[np.int64], columns: dict[str, Any], timed: _Timed, names: tuple[str, ...]) -> float | None:
+    times = timed.time[rows[np.isin(columns["implementation"][rows].astype(str), names)]]
+    times = times[~np.isnan(times)]
+    return float(times.min()) if len(times) else None
+
+
+def _ceilings(columns: dict[str, Any], timed: _Timed, none: npt.NDArray[np.bool_]) -> dict[str, dict[str, float]]:
+    """Run -> copy bandwidth in GB/s and dense rate in TFLOPS, the best of the run."""
+    found: dict[str, dict[str, float]] = {}
+    for row in np.flatnonzero(none & (columns["kind"] == "ceiling") & ~np.isnan(timed.time)):
+        run = found.setdefault(str(columns["run_id"][row]), {})
+        name = str(columns["implementation"][row])
+        work, unit = (columns["work_bytes"], 1e3) if name == "copy" else (columns["work_flops"], 1e6)
+        run[name] = max(run.get(name, 0.0), float(work[row]) / timed.time[row] / unit)
+    return found
