@@ -1,0 +1,1 @@
+"""What leaves the workbench: tuning tables, figures, the report."""

@@ -1,0 +1,320 @@
+import json
+import subprocess
+import sys
+
+import pytest
+from w4a16_moe.problem import MoeProblem
+from w4a16_moe.resolve import resolve_schedule
+from w4a16_moe.schedule import Schedule
+from w4a16_moe.tables import ProblemTable, TuningFile
+
+from chord_lab.errors import UserError
+from chord_lab.export.tables.collect import collect
+from chord_lab.export.tables.kernels import KernelTables, build, check, differences, load_table, package_path, write
+from chord_lab.export.tables.points import TablePoint, missing_points, table_rows
+from chord_lab.records import to_table, write_parquet
+
+PROBLEM = MoeProblem(num_experts=8, N=256, K=512, top_k=2)
+
+
+def tile(block_m, **knobs):
+    values = {"kernel": "portable", "block_m": block_m, "block_n": 64, "block_k": 64, "num_warps": 4, "num_stages": 2}
+    return Schedule(**values | knobs)
+
+
+def point(routed_m, schedule, *, verdict="win", default=64, within=(), time_us=90.0):
+    return TablePoint(
+        problem=PROBLEM, projection="gate_up", num_tokens=routed_m // 2, routed_m=routed_m, verdict=verdict,
+        schedule=schedule, time_us=time_us if schedule else None, default=tile(default) if default else None,
+        default_us=100.0 if schedule else None, within=frozenset(within),
+    )  # fmt: skip
+
+
+def bounds(rows):
+    return [(r.min_m, r.max_m, r.schedule.block_m, r.measured_m, r.verdict) for r in rows]
+
+
+def test_rows_cover_everything_once_and_join_equal_neighbours():
+    rows = table_rows(
+        [point(400, tile(32)), point(100, tile(16)), point(200, tile(16)), point(800, tile(32))], tile(64)
+    )
+    assert bounds(rows) == [(0, 200, 16, (100, 200), "win"), (200, None, 32, (400, 800), "win")]
+
+
+def test_a_tie_keeps_the_default():
+    rows = table_rows([point(100, tile(64), verdict="tie"), point(200, tile(32))], tile(64))
+    assert bounds(rows) == [(0, 100, 64, (100,), "tie"), (100, None, 32, (200,), "win")]
+    assert "default kept" in rows[0].note
+
+
+def test_a_point_where_nothing_succeeded_is_marked_and_gets_the_default():
+    rows = table_rows([point(100, tile(64), verdict="tie"), point(200, None, verdict="none")], tile(16))
+    assert bounds(rows) == [(0, 100, 64, (100,), "tie"), (100, None, 64, (), "default")]
+    assert "no measured point supports this row" in rows[1].note
+    assert bounds(table_rows([point(200, None, verdict="none", default=None)], tile(16))) == [
+        (0, None, 16, (), "default")
+    ]
+
+
+def test_wide_gaps_are_said():
+    rows = table_rows([point(100, tile(16)), point(1000, tile(32))], tile(64))
+    assert "nothing measured between routed_m 100 and 1000" in rows[1].note
+    assert "nothing measured above routed_m 1000" in rows[1].note
+    assert "nothing measured" not in rows[0].note
+
+
+def test_merging_makes_the_fewest_rows_and_stays_within_the_margin():
+    a, b, c = tile(16), tile(32), tile(128)
+    points = [
+        point(100, a, within=[a, b]),
+        point(200, b, within=[b]),
+        point(300, c, within=[b, c]),
+        point(400, c, within=[c]),
+    ]
+    assert [r.schedule for r in table_rows(points, a)] == [a, b, c]
+    merged = table_rows(points, a, merge=True)
+    assert bounds(merged) == [(0, 300, 32, (100, 200, 300), "win"), (300, None, 128, (400,), "win")]
+    for row in merged:
+        for p in points:
+            assert not row.covers(p.routed_m) or row.schedule in {p.schedule, *p.within}
+
+
+def test_missing_points_are_listed():
+    points = [point(100, tile(16)), point(200, None, verdict="none")]
+    assert [tuple(m) for m in missing_points(points, {"gate_up": [100, 200, 300], "down": [100]})] == [
+        ("down", 100, "not measured"),
+        ("gate_up", 200, "no candidate succeeded"),
+        ("gate_up", 300, "not measured"),
+    ]
+
+
+def tables(*points, profile="portable", device="nvidia_h200"):
+    return KernelTables(device=device, profile=profile, points=points, provenance={"date": "today"})
+
+
+def test_written_tables_are_what_the_resolver_serves(tmp_path):
+    points = (point(100, tile(16)), point(200, tile(32)), point(800, tile(64), verdict="tie"))
+    path = package_path("nvidia_h200", "portable", tmp_path)
+    assert write(build(tables(*points)), path, points) == 3
+    for p in points:
+        resolved = resolve_schedule(PROBLEM, p.routed_m, "portable", "nvidia_h200", tables=tmp_path)
+        assert (resolved.schedule, resolved.rule) == (p.schedule, "exact")
+    assert [f.name for f in path.parent.iterdir()] == ["portable.json"]  # nothing half written is left
+    proof = check(path, largest=1000)
+    assert (proof.tables, proof.rows, proof.unsupported, proof.warnings) == (1, 3, [], [])
+
+
+def test_other_problems_of_the_file_are_kept(tmp_path):
+    other = MoeProblem(num_experts=4, N=256, K=512)
+    old_rows = table_rows([point(64, tile(16))], tile(16))
+    old = TuningFile(
+        device="nvidia_h200", profile=build(tables(point(1, tile(16)))).profile,
+        tables=(ProblemTable(problem=other, rows=old_rows), ProblemTable(problem=PROBLEM, rows=old_rows)),
+    )  # fmt: skip
+    new = build(tables(point(100, tile(32))), existing=old)
+    assert {t.problem for t in new.tables} == {PROBLEM, other}
+    assert new.table_for(PROBLEM).row_for(5).schedule == tile(32)
+    assert new.provenance["kept"]["tables"] == ["E=4 N=256 K=512"]
+    assert [tuple(d) for d in differences(old, new)] == [
+        ("E=8 N=256 K=512", 0, None, tile(16).label(), tile(32).label())
+    ]
+    assert differences(new, new) == []
+
+
+def test_differences_are_ranges():
+    a = build(tables(point(100, tile(16)), point(200, tile(32))))
+    b = build(tables(point(150, tile(16)), point(200, tile(32))))
+    assert [d[1:] for d in differences(a, b)] == [(100, 150, tile(32).label(), tile(16).label())]
+    assert [d[1:] for d in differences(None, a)] == [
+        (0, 100, None, tile(16).label()),
+        (100, None, None, tile(32).label()),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "profile", "reason"),
+    [
+        (tile(16, kernel="wgmma"), "portable", "is another profile's: portable runs portable"),
+        (tile(8), "portable", "needs 16"),
+        (tile(16, block_n=48), "portable", "block_n"),
+    ],
+)
+def test_illegal_and_foreign_schedules_are_never_exported(schedule, profile, reason):
+    with pytest.raises(UserError, match=reason):
+        build(tables(point(100, schedule), profile=profile))
+
+
+def test_nothing_to_export_is_refused():
+    with pytest.raises(UserError, match="nothing to export"):
+        build(tables())
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ([(0, 1024), (1025, None)], "gap between max_m 1024 and the next min_m 1025"),
+        ([(0, 1024), (1000, None)], "overlap"),
+        ([(1, None)], "starts at min_m 1"),
+        ([(0, 1024)], "it must be open"),
+        ([(0, None), (1024, None)], "open but not the last"),
+        ([], "no rows"),
+    ],
+)
+def test_check_refuses_gaps_and_overlaps(tmp_path, rows, reason):
+    file = build(tables(point(100, tile(16)))).to_dict()
+    row = file["tables"][0]["rows"][0] | {"measured_m": []}
+    file["tables"][0]["rows"] = [row | {"min_m": low, "max_m": high} for low, high in rows]
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(file))
+    with pytest.raises(UserError, match=reason) as caught:
+        check(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_check_goes_over_every_edge(tmp_path):
+    points = (point(1024, tile(16)), point(30000, tile(32)))
+    path = tmp_path / "nvidia_h200" / "portable.json"
+    write(build(tables(*points)), path, points)
+    assert check(path).checked_m == (0, 20000)
+    file = load_table(path)
+    assert file.table_for(PROBLEM).row_for(1024).schedule == tile(16)
+    assert file.table_for(PROBLEM).row_for(1025).schedule == tile(32)
+
+
+def test_unsupported_rows_are_named_by_check(tmp_path):
+    points = (point(100, tile(16)), point(200, None, verdict="none"))
+    path = tmp_path / "nvidia_h200" / "portable.json"
+    write(build(tables(*points)), path, points)
+    assert check(path, largest=300).unsupported == ["E=8 N=256 K=512 (100, open]"]
+
+
+def portable_sweep(made):
+    """A run of the portable kernel: block_m 16 wins at 1024 rows, the default 64 stays at 2048, all fails at 4096."""
+    records = []
+    times = {1024: {16: [80, 81, 82], 64: [100, 101, 102]}, 2048: {16: [150, 151, 152], 64: [149, 152, 150]}}
+    for projection in ("gate_up", "down"):
+        for routed_m, row in times.items():
+            for block_m, rounds in row.items():
+                records.append(
+                    made.record(
+                        rounds, routed_m=routed_m, projection=projection, schedule=tile(block_m), default=block_m == 64,
+                        profile="portable",
+                    )
+                )  # fmt: skip
+        records.append(
+            made.record(
+                routed_m=4096, projection=projection, schedule=tile(64), default=True, profile="portable",
+                status="launch_error", rule="cuda", reason="illegal address",
+            )
+        )  # fmt: skip
+    return [*records, *made.ceilings()]
+
+
+def test_collected_points_are_the_winners(made):
+    found = collect(to_table(portable_sweep(made)))
+    (group,) = found.tables
+    assert (group.device, group.profile) == ("nvidia_h200", "portable")
+    assert [(p.projection, p.routed_m, p.verdict) for p in group.points] == [
+        (projection, m, verdict)
+        for projection in ("gate_up", "down")
+        for m, verdict in ((1024, "win"), (2048, "tie"), (4096, "none"))
+    ]
+    assert [p.schedule for p in group.points[:3]] == [tile(16), tile(64), None]
+    assert [p.num_tokens for p in group.points[:3]] == [128, 256, 512]
+    missing = {tuple(m) for m in found.missing}
+    assert ("down", 8192, "not measured") in missing
+    assert ("gate_up", 4096, "no candidate succeeded") in missing
+    header = group.provenance
+    assert header["device_name"] == "NVIDIA H200"
+    assert header["tuned_for"]["draws"] == ["uniform"]
+    assert header["toolchain"]["triton"] == "3.6.0"
+    assert header["method"]["l2"] == "cleared"
+
+
+def test_draws_are_never_mixed(made):
+    records = [
+        made.record(t, schedule=tile(m), default=m == 64, profile="portable", draw=draw)
+        for draw in ("balanced", "zipf:1")
+        for m, t in ((16, 80.0), (64, 100.0))
+    ]
+    with pytest.raises(UserError, match=r"several draws \(balanced, zipf:1\); choose one with --draw"):
+        collect(to_table(records))
+    found = collect(to_table(records), draw="zipf:1")
+    assert found.tables[0].provenance["tuned_for"]["draws"] == ["zipf:1"]
+    assert any("draws not used for this export: balanced" in r for r in found.remarks)
+    with pytest.raises(UserError, match="no record of draw 'uniform'"):
+        collect(to_table(records), draw="uniform")
+
+
+def test_two_seeds_at_one_point_are_not_mixed(made):
+    first = made.record(80.0, schedule=tile(64), default=True, profile="portable")
+    second = made.record(
+        90.0, schedule=tile(64), default=True, profile="portable", routing=made.routing(1024, seed=7), run_id="other"
+    )
+    with pytest.raises(UserError, match="measured twice in unlike ways"):
+        collect(to_table([first, second]))
+
+
+def chord_lab(*arguments, **environment):
+    import os
+
+    command = [sys.executable, "-m", "chord_lab", *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, env=os.environ | environment
+    )
+
+
+@pytest.fixture
+def run_folder(made, tmp_path):
+    write_parquet(portable_sweep(made), tmp_path / "run" / "records.parquet")
+    return tmp_path / "run"
+
+
+def test_export_then_check_then_lookup(run_folder):
+    done = chord_lab("export", run_folder, "--to", "kernels", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    (file,) = result["files"]
+    assert file["proved"] == 6
+    assert {"projection": "gate_up", "routed_m": 4096, "reason": "no candidate succeeded"} in result["missing"]
+    checked = chord_lab("table", "check", file["path"], "--json")
+    assert json.loads(checked.stdout)["ok"] is True
+    found = json.loads(chord_lab("table", "lookup", file["path"], "--m", 1000, "--json").stdout)
+    assert {"schedule", "rule", "row", "warning"} <= set(found)
+    assert (found["schedule"]["block_m"], found["rule"], found["row"]["max_m"]) == (16, "bucket", 1024)
+    assert {t["projection"] for t in found["tables"]} == {"gate_up", "down"}
+    exact = json.loads(chord_lab("table", "lookup", file["path"], "--m", 1024, "--projection", "down", "--json").stdout)
+    assert (exact["rule"], exact["projection"], "tables" in exact) == ("exact", "down", False)
+    nothing = json.loads(chord_lab("table", "lookup", file["path"], "--m", 0, "--json").stdout)
+    assert (nothing["schedule"], nothing["rule"], nothing["row"]) == (None, "empty", None)
+    shown = chord_lab("table", "show", file["path"])
+    assert shown.returncode == 0
+    assert "no point supports" in shown.stdout
+
+
+def test_missing_points_come_before_the_table(run_folder):
+    done = chord_lab("export", run_folder)
+    assert done.returncode == 0
+    assert "missing: gate_up at 8192 rows: not measured" in done.stderr
+    assert "resolver agrees at 6 points" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("export", "{run}", "--to", "nothing"), "legal: kernels, vllm, sglang, humming, t4"),
+        (("export", "{run}", "--to", "vllm", "--into-package"), "does not go with --to vllm"),
+        (("export", "{run}/none"), "does not exist"),
+        (("export", "{run}", "--draw", "zipf:2"), "no record of draw 'zipf:2'"),
+        (("table", "show", "{run}/none.json"), "no such file"),
+        (("table", "check", "{run}/bad.json"), "not readable JSON"),
+        (("table", "lookup", "{run}/bad.json", "--m", "1"), "not readable JSON"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(run_folder, arguments, line):
+    (run_folder / "bad.json").write_bytes(b"{\xff")
+    done = chord_lab(*(str(a).replace("{run}", str(run_folder)) for a in arguments))
+    assert done.returncode == 2, done.stderr
+    assert line in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
