@@ -32,9 +32,13 @@ class CompileServer:
 
     def compile(self, schedule: dict[str, Any], problem: dict[str, Any], capability: int) -> dict[str, Any]:
         """Facts of one schedule: registers, smem_bytes, spill_bytes, seconds, from_cache."""
-        from w4a16_moe.offline import compile_facts
+        from w4a16_moe.families import kernel_module
+        from w4a16_moe.offline import compile_facts, compile_kernel
 
-        facts = compile_facts(Schedule.from_dict(schedule), MoeProblem(**problem), capability)
+        made, solved = Schedule.from_dict(schedule), MoeProblem(**problem)
+        facts = compile_facts(made, solved, capability)
+        if facts.from_cache:  # the facts outlive Triton's cache; the launch needs the kernel itself
+            compile_kernel(kernel_module(made.kernel).compile_spec(made, solved, solved.top_k), capability)
         return {
             "registers": facts.registers,
             "smem_bytes": facts.smem_bytes,

@@ -112,7 +112,7 @@ def source_of(spec: CompileSpec) -> ASTSource:
         )
     signature = {name: spec.signature[name] for name in names}
     constexprs = {(names.index(name),): value for name, value in spec.constexprs.items()}
-    attrs = {(names.index(name),): [["tt.divisibility", 16]] for name in spec.divisible_by_16}
+    attrs = _attributes(spec, names)
     make: Any = ASTSource
     if type(spec.fn).__name__ == "GluonJITFunction":
         from triton.experimental.gluon._runtime import GluonASTSource
@@ -120,6 +120,19 @@ def source_of(spec: CompileSpec) -> ASTSource:
         make = GluonASTSource
     source: ASTSource = make(fn=spec.fn, signature=signature, constexprs=constexprs, attrs=attrs)
     return source
+
+
+def _attributes(spec: CompileSpec, names: list[str]) -> dict[tuple[int, ...], list[Any]]:
+    """As a launch would state them, empty entries included: they are part of Triton's cache key, and what is compiled
+    here must serve the launch. Triton 3.6 lists constants that are words, later ones all constants."""
+    lists_all = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7)
+    attributes: dict[tuple[int, ...], list[Any]] = {}
+    for index, name in enumerate(names):
+        if name in spec.divisible_by_16:
+            attributes[(index,)] = [["tt.divisibility", 16]]
+        elif name in spec.constexprs and (lists_all or isinstance(spec.constexprs[name], str)):
+            attributes[(index,)] = []
+    return attributes
 
 
 def compile_kernel(spec: CompileSpec, capability: int) -> Any:
