@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, lru_cache
+from typing import Any
+
 import torch
 
+from .devices import DEVICES, Device, device_slug
 from .families import kernel_module
+from .legality import why_illegal
 from .packed import PackedWeights
+from .problem import MoeProblem
+from .profiles import Profile
 from .routing import Routing
 from .schedule import Schedule
 
@@ -38,7 +46,11 @@ def indexed_gemm(
         raise ValueError(
             f"routing is aligned to block_m {routing.block_m}, the schedule {schedule.label()} to {schedule.block_m}"
         )
-    kernel_module(schedule.kernel).launch(x, packed, routing, schedule, out, top_k)
+    reason = _why_illegal(schedule, packed.problem, packed.profile, x.device)
+    if reason:
+        raise ValueError(f"schedule {schedule.label()} cannot run: {reason}")
+    with on_device(x.device):
+        kernel_module(schedule.kernel).launch(x, packed, routing, schedule, out, top_k)
     return out
 
 
@@ -49,6 +61,36 @@ def default_schedule(packed: PackedWeights, routed_m: int) -> Schedule:
     resolved = resolve_schedule(packed.problem, routed_m, packed.profile)
     assert resolved.schedule is not None  # only 0 rows have none
     return resolved.schedule
+
+
+@lru_cache(maxsize=4096)
+def _why_illegal(schedule: Schedule, problem: MoeProblem, profile: Profile, where: torch.device) -> str | None:
+    """`legality.why_illegal` on the device at hand, remembered: a launch may not cost a walk through every rule."""
+    illegality = why_illegal(schedule, problem, profile, describe_device(where))
+    return None if illegality is None else str(illegality)
+
+
+def on_device(where: torch.device) -> AbstractContextManager[Any]:
+    """Triton launches on the current GPU: make it the tensors' one."""
+    return torch.cuda.device(where) if where.type == "cuda" else nullcontext()
+
+
+@cache
+def describe_device(where: torch.device) -> Device:
+    """The limits of a torch device: the known card of that name, else what the driver reports; a CPU has no limits."""
+    if where.type != "cuda":
+        return Device(slug=where.type, capability=90, num_sms=1, smem_per_cta=1 << 30, smem_per_sm=1 << 30)
+    properties = torch.cuda.get_device_properties(where)
+    slug = device_slug(properties.name)
+    return DEVICES.get(slug) or Device(
+        slug=slug,
+        capability=properties.major * 10 + properties.minor,
+        num_sms=properties.multi_processor_count,
+        smem_per_cta=properties.shared_memory_per_block_optin,
+        smem_per_sm=properties.shared_memory_per_multiprocessor,
+        threads_per_sm=properties.max_threads_per_multi_processor,
+        memory_bytes=properties.total_memory,
+    )
 
 
 def _check_tensors(
@@ -66,9 +108,17 @@ def _check_tensors(
         raise ValueError(
             f"profile {packed.profile.name} is {packed.profile.interface}; indexed_gemm needs an indexed profile"
         )
-    for name, tensor in (("out", out), ("packed.codes", packed.codes), ("routing.sorted_ids", routing.sorted_ids)):
+    for name, tensor in (("out", out), ("packed.codes", packed.codes), ("packed.scales", packed.scales)):
         if tensor is not None and tensor.device != x.device:
             raise ValueError(f"{name} is on {tensor.device}, x on {x.device}")
+    for name, tensor in zip(("sorted_ids", "expert_ids", "num_tokens_padded"), routing[:3], strict=True):
+        if tensor.dtype != torch.int32 or tensor.device != x.device:
+            raise ValueError(f"routing.{name} must be int32 on {x.device}, not {tensor.dtype} on {tensor.device}")
+    if routing.sorted_ids.numel() < routing.expert_ids.numel() * routing.block_m:
+        room = routing.sorted_ids.numel() // routing.block_m
+        raise ValueError(
+            f"routing.expert_ids names {routing.expert_ids.numel()} blocks, sorted_ids has rows for {room}"
+        )
 
 
 def _require(name: str, tensor: torch.Tensor, shape: tuple[int, int]) -> None:

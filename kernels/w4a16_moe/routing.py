@@ -82,7 +82,8 @@ def align_to_blocks(
     if topk_ids.is_cuda:
         from .routing_gpu import align_to_blocks_gpu
 
-        return align_to_blocks_gpu(topk_ids, num_experts, block_m, expert_map, out)
+        with torch.cuda.device(topk_ids.device):
+            return align_to_blocks_gpu(topk_ids, num_experts, block_m, expert_map, out)
     return align_to_blocks_torch(topk_ids, num_experts, block_m, expert_map, out)
 
 

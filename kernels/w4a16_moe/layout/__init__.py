@@ -53,7 +53,7 @@ ExpertWeights = tuple[torch.Tensor, torch.Tensor]  # codes uint8 [rows, K], scal
 ExpertSource = ExpertWeights | Iterable[ExpertWeights]  # one expert, or its rows in pieces
 
 PIECE_ROWS = 64  # rows that every layout can place on their own
-PIECE_CODES = 2**21  # codes packed at once: bounds the temporaries
+PIECE_CODES = 2**19  # codes packed at once: bounds the temporaries, some of which are int32
 
 
 def get_layout(name: str) -> Layout:

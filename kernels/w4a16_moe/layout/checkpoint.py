@@ -22,7 +22,7 @@ from . import ExpertWeights, pack_experts
 
 GROUP_SIZE = 32
 CODES_PER_WORD = 8
-DECODED_ROWS = 512  # rows whose codes are in the clear at once
+DECODED_ROWS = 128  # rows whose codes are in the clear at once
 
 
 class CheckpointWeight(NamedTuple):
