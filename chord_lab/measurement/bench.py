@@ -211,6 +211,10 @@ class Bench:
         """The error after timing, on a freshly poisoned output."""
         return {"rel_error": self._run_and_compare(*self._launches[key])}
 
+    def launch_of(self, key: str) -> Launch:
+        """A checked candidate's launch: for a profiler in this process."""
+        return self._launches[key][0]
+
     def drop(self, key: str) -> None:
         """Forget a candidate that will not be timed again."""
         self._launches.pop(key, None)

@@ -52,7 +52,7 @@ class Contest:
         self.method = method
         self.entries: dict[str, Entry] = {}  # alive
         self.reference = ""  # key that the others are paired with
-        self.next_round = 0
+        self.next_round = sink.next_round(point)
 
     def join(self, candidate: Candidate, facts: dict[str, Any] | None = None) -> Entry:
         """Add a compiled candidate; repeats that an interrupted run left are taken up."""

@@ -61,7 +61,7 @@ class LiveMeasure:
             environment = environment_from(hello)
             sink.started(environment)
             done = sink.done(environment)
-            work = [(point, [c for c in all_ if c.key_at(point) not in done]) for point, all_ in plan.by_point()]
+            work = [(point, missing(point, all_, done)) for point, all_ in plan.by_point()]
             work = [(point, left) for point, left in work if left]
             if not work:
                 return
@@ -149,6 +149,14 @@ class LiveMeasure:
                     **result,
                 )
             )
+
+
+def missing(point: Point, candidates: list[Candidate], done: Collection[str]) -> list[Candidate]:
+    """What has no record yet, and the default beside it, even if it has one: times are compared within rounds."""
+    left = [c for c in candidates if c.key_at(point) not in done]
+    if left and not any(c.default for c in left):
+        left = [*(c for c in candidates if c.default), *left]
+    return left
 
 
 def environment_from(hello: dict[str, Any]) -> Environment:

@@ -25,7 +25,7 @@ class RoundsPolicy:
     max_rounds: int = 8
     heat: int = 12  # candidates between two repeats of the reference: drift within a heat cancels
     margin: float = 0.01  # a difference below this does not matter
-    keep: tuple[int, ...] = (32, 16, 8, 8, 4)  # contenders left at most after the first, second, ... round
+    keep: tuple[int, ...] = (48, 24, 16, 12, 8)  # contenders left at most after the first, second, ... round
     rep_ms: float = 20.0
     warmup_ms: float = 2.0
 

@@ -113,6 +113,9 @@ class Sink(Protocol):
     def samples_of(self, key: str) -> list[dict[str, Any]]:
         """Repeats that an interrupted run left of this attempt."""
 
+    def next_round(self, point: Point) -> int:
+        """The first interleaved round at a point that no record of this run has used."""
+
     def note(self, text: str) -> None:
         """One line for the person who watches."""
 

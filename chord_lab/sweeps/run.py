@@ -53,6 +53,10 @@ class Budget:
     candidates: int | None = None
 
 
+def _place(what: Point | Record) -> Any:
+    return (what.scenario, what.projection, what.profile, what.routing)
+
+
 class Run:
     """The sink of a `Measure`: keeps records in `directory` as they come."""
 
@@ -69,6 +73,8 @@ class Run:
         self._watch = watch
         self._journal: Journal | None = None
         self._samples: dict[str, list[dict[str, Any]]] = {}
+        self._next_round: dict[Any, int] = {}
+        self.known_keys: set[str] = set()  # of those records
         self._stop_at = None if self.budget.seconds is None else time.monotonic() + self.budget.seconds
 
     # ---- what a Measure calls
@@ -87,7 +93,9 @@ class Run:
         if self._journal is None:
             self._journal = Journal(self.directory, self._file_id)
         self._journal.append(record)
-        self._count(record)
+        self._note_rounds(record)
+        if record.key() not in self.known_keys:  # a default that ran again beside others is not one more
+            self._count(record)
 
     def append_table(self, table: Any) -> None:
         """Write a whole table of records, atomically."""
@@ -107,6 +115,10 @@ class Run:
         """Repeats left by an interrupted run."""
         return self._samples.get(key, [])
 
+    def next_round(self, point: Point) -> int:
+        """One past the last round that this run used at a point."""
+        return self._next_round.get(_place(point), 0)
+
     def note(self, text: str) -> None:
         """One line for the watcher."""
         self.progress.notes.append(text)
@@ -118,11 +130,10 @@ class Run:
         self._show()
 
     def out_of_budget(self) -> bool:
-        """Whether the seconds or the candidates allowed are used up."""
+        """Whether the seconds allowed are used up."""
         late = self._stop_at is not None and time.monotonic() >= self._stop_at
-        many = self.budget.candidates is not None and self.progress.finished >= self.budget.candidates
-        self.cut_short = self.cut_short or late or many
-        return late or many
+        self.cut_short = self.cut_short or late
+        return late
 
     # ---- reading what is there
 
@@ -132,7 +143,9 @@ class Run:
         self.known = result.records
         if self.known:  # a resumed sweep is the same run: its rounds go on counting
             self.run_id = min(record.run_id for record in self.known)
-        finished = {record.key() for record in result.records}
+        self.known_keys = finished = {record.key() for record in result.records}
+        for record in self.known:
+            self._note_rounds(record)
         for key, sample in result.samples:
             if key not in finished:
                 self._samples.setdefault(key, []).append(sample)
@@ -143,6 +156,10 @@ class Run:
         if self._journal is not None:
             self._journal.close()
             self._journal = None
+
+    def _note_rounds(self, record: Record) -> None:
+        place = _place(record)
+        self._next_round[place] = max([self._next_round.get(place, 0), *(r + 1 for r in record.rounds)])
 
     def _count(self, record: Record) -> None:
         if record.kind == "ceiling":
@@ -190,6 +207,10 @@ def run(
         this = Run(directory, budget=budget, watch=watch)
         stack.callback(this.close)
         notices = this.load() if resume else []
+        if this.budget.candidates is not None:
+            left = plan.without(this.known_keys)
+            plan = left.limited(this.budget.candidates)
+            this.cut_short = len(plan) < len(left)
         this.progress.total = len(plan)
         this.progress.notes += notices
         write_manifest(directory, plan, this, measure.source, {**(about or {}), "complete": False})

@@ -164,7 +164,8 @@ def _verdict(
     default = next((int(r) for r in tried if columns["default"][r]), None)
     point = decoded.points[decoded.point_of_row[rows[0]]]
     newest = rows[np.argmax(columns["date"][rows].astype(str))]
-    statuses, counts = np.unique(columns["status"][tried].astype(str), return_counts=True)
+    _, once = np.unique(decoded.candidate_of_row[tried], return_index=True)  # a default may have several records
+    statuses, counts = np.unique(columns["status"][tried[once]].astype(str), return_counts=True)
     failures = {str(s): int(c) for s, c in zip(statuses, counts, strict=True) if s != "ok"}
     common: dict[str, Any] = {
         "scenario": point.scenario,
@@ -175,8 +176,8 @@ def _verdict(
         "num_experts": point.problem.num_experts,
         "draw": point.routing.draw,
         "seed": point.routing.seed,
-        "candidates": len(tried),
-        "failed": len(tried) - len(fine),
+        "candidates": len(once),
+        "failed": int(np.isnan(timed.time[tried[once]]).sum()),
         "failures": failures,
         "default_schedule": _schedule(decoded, default),
         "humming_us": _peer(rows, columns, timed, ("humming",)),
@@ -191,6 +192,8 @@ def _verdict(
         return Winner(**common, **_NOTHING)
     best, score = _fastest(fine, timed)
     flags = point_flags(point, rows, best, columns=columns, timed=timed, ceilings=ceilings.get(common["run_id"], {}))
+    if columns["default"][best]:
+        default = best
     decided = _decide(best, default, timed, margin)
     chosen = best if decided["verdict"] == "win" or default is None else default
     return Winner(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import sys
 import time
 import zlib
@@ -19,13 +20,15 @@ class WrongResult(RuntimeError):
 def fake_time_us(schedule: dict, routed_m: int) -> float:
     """A valley along block_m, deterministic, a few percent apart."""
     spread = zlib.crc32(repr(sorted(schedule.items())).encode()) % 997 / 997
-    return 100.0 * (1 + abs(schedule["block_m"] - 32) / 64 + 0.2 * spread) + routed_m / 100
+    return 300.0 * (1 + abs(schedule["block_m"] - 32) / 64 + 0.2 * spread) + routed_m / 100
 
 
 class FakeBench:
-    def __init__(self, sleep_s: float = 0.0, device: str = "NVIDIA H200", noise: float = 0.0, zero: bool = False):
+    def __init__(
+        self, sleep_s: float = 0.0, device: str = "NVIDIA H200", noise: float = 0.0, zero: bool = False, seed: int = 0
+    ):
         self.sleep_s, self.device, self.noise, self.zero = sleep_s, device, noise, zero
-        self.count = 0
+        self.random = random.Random(seed)
 
     def hello(self):
         return {"device_name": self.device, "num_sms": 132, "capability": 90, "triton": "fake", "memory_bytes": 0}
@@ -68,9 +71,7 @@ class FakeBench:
             time.sleep(self.sleep_s)
         schedule = self.candidates[key]["schedule"]
         time_us = 250.0 if schedule is None else fake_time_us(schedule, self.routed_m)
-        self.count += 1
-        wave = self.noise * ((self.count * 7919) % 13 - 6) / 6
-        time_us = 0.0 if self.zero else time_us * (1 + wave)
+        time_us = 0.0 if self.zero else time_us * (1 + self.random.gauss(0, self.noise))
         return {
             "times_us": [round(time_us, 3), round(time_us * 1.01, 3), round(time_us, 3)],
             "sm_mhz": 1980.0,
