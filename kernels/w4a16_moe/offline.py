@@ -138,7 +138,7 @@ def _attributes(spec: CompileSpec, names: list[str]) -> dict[tuple[int, ...], li
 def compile_kernel(spec: CompileSpec, capability: int) -> Any:
     """Triton's compiled kernel: ``asm`` holds ttgir, ptx and cubin."""
     try:
-        return triton.compile(source_of(spec), target=GPUTarget("cuda", capability, 32), options=dict(spec.options))
+        return triton.compile(source_of(spec.at(capability)), target=GPUTarget("cuda", capability, 32), options=dict(spec.options))
     except (
         Exception
     ) as error:  # Triton raises what its passes raise: RuntimeError, AssertionError, CompilationError, ...
