@@ -26,7 +26,19 @@ console = Console()  # results
 notes = Console(stderr=True)  # progress and remarks: never mixed into --json
 
 # Modules that register commands; heavy imports stay inside their functions, so that --help is quick.
-COMMAND_MODULES: tuple[str, ...] = ("lab", "doctor", "routing", "scenarios", "trace", "sweep", "winners", "record", "export", "table")
+COMMAND_MODULES: tuple[str, ...] = (
+    "lab",
+    "doctor",
+    "routing",
+    "scenarios",
+    "trace",
+    "profile",
+    "sweep",
+    "winners",
+    "record",
+    "export",
+    "table",
+)
 
 
 def print_json(value: Any) -> None:
