@@ -73,6 +73,7 @@ def triton_versions() -> dict[str, dict[str, str]]:
             env=child,
             capture_output=True,
             text=True,
+            check=False,
         )
         if version.returncode == 0:
             found.setdefault(version.stdout.strip(), child)

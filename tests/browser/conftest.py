@@ -9,7 +9,6 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -20,6 +19,8 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM_FLAGS = ("--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--disable-background-networking")
+
+PROMPTS = "[...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')].map(p => p.innerText)"
 # Messages of JupyterLab 4.6 itself on an empty notebook; none comes from a panel.
 LAB_OWN_MESSAGES = re.compile(r"favicon|ResizeObserver loop|/api/(contents|sessions|kernels).*(404|ERR_ABORTED)")
 
@@ -60,9 +61,12 @@ def free_port() -> int:
 def serving(command: list[str], url: str, folder: pathlib.Path, environment: dict[str, str]) -> Iterator[str]:
     """Start a server, wait until it answers, stop it in the end."""
     log = folder / "server.log"
-    with log.open("w") as output, subprocess.Popen(
-        command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-    ) as process:
+    with (
+        log.open("w") as output,
+        subprocess.Popen(
+            command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        ) as process,
+    ):
         try:
             for _ in range(240):
                 with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2):
@@ -120,6 +124,9 @@ class Watch:
     """A page that remembers console errors and every request that left the machine."""
 
     def __init__(self, page: Any, shots: pathlib.Path) -> None:
+        from playwright.sync_api import TimeoutError as PlaywrightTimeout
+
+        self.timeout_error = PlaywrightTimeout
         self.page = page
         self.shots = shots
         self.errors: list[str] = []
@@ -151,15 +158,20 @@ class Watch:
         page = self.page
         page.goto(f"{lab_url}/tree/{name}?reset", wait_until="domcontentloaded")
         page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
-        page.wait_for_selector('.jp-Notebook-ExecutionIndicator[data-status="idle"]', timeout=60_000)
-        page.click('.lm-MenuBar-item:has-text("Run")')
-        page.click('li.lm-Menu-item[data-command="runmenu:run-all"]')
+        # The notebook says idle before its kernel is connected; the status bar does not.
+        page.wait_for_selector('.jp-StatusBar-TextItem:has-text("| Idle")', timeout=60_000)
+        for _ in range(3):
+            page.click('.lm-MenuBar-item:has-text("Run")')
+            page.click('li.lm-Menu-item[data-command="runmenu:run-all"]')
+            with contextlib.suppress(self.timeout_error):
+                page.wait_for_function(f"() => {PROMPTS}.some(p => /\\[[*\\d]+\\]/.test(p))", timeout=5000)
+                break
         page.wait_for_function(
-            """() => {
-                const prompts = [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')].map(p => p.innerText);
+            f"""() => {{
+                const prompts = {PROMPTS};
                 const busy = document.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status;
                 return busy === 'idle' && prompts.length && prompts.every(p => /\\[\\d+\\]/.test(p));
-            }""",
+            }}""",
             timeout=timeout_s * 1000,
         )
 

@@ -1,0 +1,149 @@
+"""Records as panels ask for them: by point, cached, and growing while a live sweep runs."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pandas as pd
+from w4a16_moe.devices import DEVICES, Device
+from w4a16_moe.resolve import resolve_schedule
+from w4a16_moe.schedule import Schedule
+
+from chord_lab import analysis
+from chord_lab.analysis.timeline import Card
+from chord_lab.capabilities import data_folder
+from chord_lab.errors import UserError
+from chord_lab.records import Record, read_frame, to_frame
+from chord_lab.widgets.selection import Selection
+
+
+class Measurements:
+    """A records frame with the questions that panels ask."""
+
+    def __init__(self, frame: pd.DataFrame, notices: Sequence[str] = ()):
+        self.frame = frame
+        self.notices = list(notices)  # files and lines that were skipped, one line each
+        self._answers: dict[Any, Any] = {}
+
+    @classmethod
+    def recorded(cls, *paths: str | pathlib.Path) -> Measurements:
+        """Everything under `paths` (journals and Parquet files); what ships in data/ when none is given.
+
+        Raises:
+            UserError: no record there.
+        """
+        folders = [pathlib.Path(path) for path in paths] or [data_folder()]
+        frame, notices = read_frame(folders)
+        if not len(frame):
+            raise UserError(f"no record under {', '.join(map(str, folders))}")
+        return cls(frame, notices)
+
+    def add(self, fresh: Sequence[Any]) -> None:
+        """Take in records, or Arrow tables of them, of a running sweep; answers are computed anew."""
+        records = [item for item in fresh if isinstance(item, Record)]
+        frames = [to_frame(item) for item in fresh if not isinstance(item, Record)]
+        frames += [to_frame(records)] if records else []
+        if frames:
+            self.frame = pd.concat([self.frame, *frames] if len(self.frame) else frames, ignore_index=True)
+            self._answers.clear()
+
+    @property
+    def scenarios(self) -> list[str]:
+        """Scenarios with a timed candidate."""
+        return self.once("scenarios", lambda: sorted(map(str, analysis.candidates(self.frame)["scenario"].unique())))
+
+    @property
+    def device(self) -> Device:
+        """The card of the records."""
+        slugs = self.frame["device"].dropna().unique()
+        return DEVICES.get(str(slugs[0]) if len(slugs) else "", DEVICES["nvidia_h200"])
+
+    @property
+    def card(self) -> Card:
+        """Measured ceilings of that card."""
+        return self.once("card", lambda: analysis.card_of(self.frame))
+
+    def of_scenario(self, scenario: str) -> pd.DataFrame:
+        """All records of a scenario, ceilings included: they belong to every scenario of their run."""
+
+        def part() -> pd.DataFrame:
+            kept = self.frame[(self.frame["scenario"] == scenario) | (self.frame["kind"] == "ceiling")]
+            return kept.reset_index(drop=True)
+
+        return self.once(("scenario", scenario), part)
+
+    def draws(self, scenario: str) -> list[str]:
+        """Routing draws that were measured."""
+        frame = self.of_scenario(scenario)
+        return sorted(map(str, frame.loc[frame["kind"] == "candidate", "draw"].dropna().unique()))
+
+    def at(self, chosen: Selection) -> pd.DataFrame:
+        """Every record of the chosen point: candidates, peers and failures, fastest first."""
+
+        def part() -> pd.DataFrame:
+            frame = self.of_scenario(chosen.scenario)
+            here = (frame["projection"] == chosen.projection) & (frame["routed_m"] == chosen.routed_m)
+            here &= (frame["draw"] == chosen.draw) & (frame["seed"] == chosen.seed)
+            return frame[here].sort_values("time_us", kind="stable").reset_index(drop=True)
+
+        key = ("at", chosen.scenario, chosen.projection, chosen.routed_m, chosen.draw, chosen.seed)
+        return self.once(key, part)
+
+    def schedules_at(self, chosen: Selection) -> dict[Schedule, dict[str, Any]]:
+        """Schedule -> its fastest record's row at the chosen point, fastest first."""
+
+        def part() -> dict[Schedule, dict[str, Any]]:
+            rows = analysis.candidates(self.at(chosen)) if len(self.at(chosen)) else self.at(chosen)
+            found: dict[Schedule, dict[str, Any]] = {}
+            for row in rows.to_dict("records"):
+                schedule = analysis.schedule_of_row(row)
+                if schedule is not None:
+                    found.setdefault(schedule, row)
+            return found
+
+        key = ("schedules", chosen.scenario, chosen.projection, chosen.routed_m, chosen.draw, chosen.seed)
+        return self.once(key, part)
+
+    def default_at(self, chosen: Selection) -> Schedule:
+        """What the package runs untuned there: the recorded default, else its heuristic."""
+        recorded = self.at(chosen)
+        if len(recorded):
+            marked = recorded[(recorded["kind"] == "candidate") & (recorded["default"] == True)]  # noqa: E712
+            schedule = analysis.schedule_of_row(marked.iloc[0]) if len(marked) else None
+            if schedule is not None:
+                return schedule
+        resolved = resolve_schedule(chosen.problem, chosen.routed_m, chosen.layer.profile, None)
+        if resolved.schedule is None:
+            raise UserError("0 rows: nothing is launched")
+        return resolved.schedule
+
+    def schedule_or_best(self, chosen: Selection) -> Schedule:
+        """The selected schedule; without one the fastest recorded; without a record the default."""
+        if chosen.schedule is not None:
+            return chosen.schedule
+        return next(iter(self.schedules_at(chosen)), None) or self.default_at(chosen)
+
+    def predict(self, chosen: Selection, schedule: Schedule) -> float | None:
+        """Microseconds that the tile simulation expects of a schedule that was not timed; None where it cannot run."""
+        if not chosen.routed_m:
+            return None
+        return analysis.timeline_info(chosen.problem, schedule, chosen.tok_e(), self.card).simulated_us
+
+    def crossover(self, scenario: str, projection: str, draw: str) -> analysis.CrossoverInfo:
+        """Time of each block_m at each token count."""
+        return self.once(
+            ("crossover", scenario, projection, draw),
+            lambda: analysis.crossover_info(self.of_scenario(scenario), projection=projection, draw=draw),
+        )
+
+    def source(self, frame: pd.DataFrame | None = None) -> str:
+        """Where numbers come from, in one line."""
+        return analysis.source_line(self.frame if frame is None else frame)
+
+    def once(self, key: Any, compute: Callable[[], Any]) -> Any:
+        """`compute()`, remembered until records are added."""
+        if key not in self._answers:
+            self._answers[key] = compute()
+        return self._answers[key]

@@ -1,0 +1,45 @@
+"""What all panels share: a title, controls, figures, one line for what went wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ipywidgets
+
+from chord_lab.widgets import controls
+from chord_lab.widgets.measurements import Measurements
+from chord_lab.widgets.selection import Selection
+
+
+class Panel(ipywidgets.VBox):
+    """A part of the screen that follows a `Selection`. Subclasses build their parts, then call `follow`."""
+
+    title = ""
+
+    def __init__(self, selection: Selection | None = None, measurements: Measurements | None = None):
+        self.selection = selection if selection is not None else Selection()
+        self.measurements = measurements if measurements is not None else Measurements.recorded()
+        self.message = controls.text()
+        super().__init__([], layout={"padding": "0 0 1em 0"})
+
+    def follow(self, *names: str) -> None:
+        """Redraw now and whenever one of these traits of the selection changes."""
+        self.redraw()
+        self.selection.observe(self.redraw, list(names))
+
+    def redraw(self, _change: Any = None) -> None:
+        """Draw what the selection says; bad input becomes one line, and the last good figure stays."""
+        try:
+            self.draw()
+        except ValueError as error:  # UserError is one
+            self.message.value = f"<b role='alert'>{error}</b>"
+        else:
+            self.message.value = ""
+
+    def draw(self) -> None:
+        """Update the figures; raise UserError with one line where that is impossible."""
+        raise NotImplementedError
+
+    def arrange(self, *parts: ipywidgets.Widget) -> None:
+        """Lay out the panel: its title, the parts, the line for errors."""
+        self.children = (ipywidgets.HTML(f"<h3 style='margin:0'>{self.title}</h3>"), *parts, self.message)
