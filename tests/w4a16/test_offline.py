@@ -1,0 +1,180 @@
+"""Compiling without a GPU: the facts, their cache, and every Triton release at hand."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+triton = pytest.importorskip("triton", reason="triton has no build for this platform")
+
+from w4a16_moe import DEVICES, MoeProblem, Schedule, compile_facts, occupancy  # noqa: E402
+from w4a16_moe.families import kernel_module  # noqa: E402
+from w4a16_moe.offline import CompileError, CompileFacts, compile_kernel, count_loads, count_mma  # noqa: E402
+
+PROBLEM = MoeProblem(num_experts=48, N=4096, K=7168, top_k=8)
+DECODE = Schedule(kernel="portable", block_m=8, block_n=128, block_k=128, num_warps=4, num_stages=4, swap_ab=True)
+PREFILL = Schedule(kernel="portable", block_m=128, block_n=128, block_k=64, num_warps=8, num_stages=4, swap_ab=True)
+TENSOR_CORE = {80: {"HMMA"}, 90: {"HMMA", "HGMMA"}, 100: {"HMMA", "UTCHMMA"}}
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "facts"
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("schedule", [DECODE, PREFILL], ids=Schedule.label)
+def test_facts_of_real_shapes(schedule, capability, cache):
+    """Tensor cores are used, loads are 16 bytes wide, nothing spills: from Ampere to Blackwell."""
+    facts = compile_facts(schedule, PROBLEM, capability, cache_dir=cache)
+    assert facts.spills_bytes == facts.stack_bytes == 0
+    assert 32 <= facts.registers <= 255
+    assert facts.num_warps == schedule.num_warps
+    assert set(facts.mma_instructions) <= TENSOR_CORE[capability]
+    assert sum(facts.mma_instructions.values()) >= 4
+    assert facts.load_widths["128"] >= 4
+    assert 8 not in map(int, (w for w in facts.load_widths if w.isdigit()))
+    assert facts.smem_bytes <= DEVICES["nvidia_a100_sxm4_80gb"].smem_per_cta
+    assert (facts.triton_version, facts.capability) == (triton.__version__, capability)
+    assert re.fullmatch(r"\d+\.\d+\.\d+", facts.ptxas_version)
+
+
+def test_wgmma_takes_weights_from_registers_on_hopper(cache):
+    """The 128-row tile must use warpgroup instructions and keep two CTAs on an SM."""
+    facts = compile_facts(PREFILL, PROBLEM, 90, cache_dir=cache)
+    assert set(facts.mma_instructions) == {"HGMMA"}
+    assert occupancy(facts, DEVICES["nvidia_h200"]) >= 2
+    ptx = compile_kernel(kernel_module("portable").compile_spec(PREFILL, PROBLEM, 8), 90).asm["ptx"]
+    operands = re.search(
+        r"wgmma\.mma_async\.sync\.aligned\.m64n128k16\.f32\.bf16\.bf16 \{[^}]*\}, *\{([^}]*)\}", one_line(ptx)
+    )
+    assert operands, "the weights' operand is a set of registers, not a shared-memory descriptor"
+
+
+def one_line(text: str) -> str:
+    return re.sub(r"\s+", " ", text)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"token_slicing": "semi_static", "block_m": 16},
+        {"token_slicing": "semi_static", "block_m": 32},
+        {"token_slicing": "dynamic", "block_m": 16},
+        {"split_k": 4},
+        {"persistent": True, "ctas_per_sm": 2, "group_m": 4},
+        {"swap_ab": False, "block_m": 64},
+        {"dequant": "exponent"},
+    ],
+    ids=str,
+)
+def test_every_knob_compiles_without_spilling(changes, cache):
+    facts = compile_facts(replace(DECODE, **changes), PROBLEM, 90, cache_dir=cache)
+    assert facts.spills_bytes == 0
+
+
+def test_dequantisation_variants_differ_in_code(cache):
+    digests = {
+        compile_facts(replace(DECODE, dequant=d), PROBLEM, 90, cache_dir=cache).cubin_digest
+        for d in ("subnormal", "exponent")
+    }
+    assert len(digests) == 2
+
+
+def test_the_second_call_reads_the_cache_and_the_key_follows_the_schedule(cache):
+    first = compile_facts(DECODE, PROBLEM, 90, cache_dir=cache)
+    second = compile_facts(DECODE, PROBLEM, 90, cache_dir=cache)
+    assert (first.from_cache, second.from_cache) == (False, True)
+    assert first == second
+    assert first.seconds > 0 == second.seconds
+    other = compile_facts(replace(DECODE, num_stages=3), PROBLEM, 90, cache_dir=cache)
+    assert not other.from_cache
+    assert len(list(cache.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\xff\xfe\x00", b"null", b"[]", b'{"registers": 1}', b'{"registers":' + b"\0" * 20]
+)
+def test_a_corrupt_entry_is_a_miss_with_one_line(content, cache, capsys):
+    first = compile_facts(DECODE, PROBLEM, 90, cache_dir=cache)
+    (entry,) = cache.iterdir()
+    entry.write_bytes(content)
+    again = compile_facts(DECODE, PROBLEM, 90, cache_dir=cache)
+    assert again == first
+    assert not again.from_cache
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert f"{entry.name} is unreadable" in message
+    assert json.loads(entry.read_text())["registers"] == first.registers
+
+
+def test_an_unwritable_cache_costs_nothing_but_a_line(tmp_path, capsys):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert compile_facts(DECODE, PROBLEM, 90, cache_dir=blocked).registers > 0
+    assert "cannot write" in capsys.readouterr().err
+
+
+def test_unknown_capability_and_refused_schedules_are_one_line(cache):
+    with pytest.raises(ValueError, match="capability=70: legal are 80"):
+        compile_facts(DECODE, PROBLEM, 70, cache_dir=cache)
+    with pytest.raises(CompileError) as caught:
+        compile_facts(replace(DECODE, block_n=96), PROBLEM, 90, cache_dir=cache)  # no power of two
+    assert "\n" not in str(caught.value)
+
+
+def test_occupancy_is_the_least_of_registers_shared_memory_and_threads():
+    facts = CompileFacts(
+        registers=128, spills_bytes=0, stack_bytes=0, smem_bytes=40_000, num_warps=4, mma_instructions={},
+        load_widths={},
+        ptx_digest="", cubin_digest="", capability=90, triton_version="", ptxas_version="",
+    )  # fmt: skip
+    h200 = DEVICES["nvidia_h200"]
+    assert occupancy(facts, h200) == 4  # 65536 / (128 * 128)
+    assert occupancy(replace(facts, registers=40), h200) == 5  # 233472 / (40000 + 1024)
+    assert occupancy(replace(facts, registers=16, smem_bytes=0, num_warps=16), h200) == 4  # 2048 / 512
+    assert occupancy(replace(facts, registers=129), h200) == 3  # 136 after rounding to 8 per thread
+    assert occupancy(replace(facts, registers=255, num_warps=16), h200) == 0
+    assert occupancy(replace(facts, registers=16, smem_bytes=0, num_warps=1), h200) == 32
+
+
+def test_counting_instructions_in_sass():
+    sass = """
+        /*0100*/ @!P0 LDGSTS.E.BYPASS.128 [R5], desc[UR4][R2.64] ;
+        /*0110*/ LDG.E.U16 R7, desc[UR4][R8.64] ;
+        /*0120*/ LDG.E R7, desc[UR4][R8.64] ;
+        /*0130*/ HGMMA.64x128x16.F32.BF16 R24, R4, gdesc[UR8], R24 ;
+        /*0140*/ HMMA.16816.F32.BF16 R4, R8, R12, R4 ;
+    """
+    assert count_loads(sass) == {"128": 1, "16": 1, "32": 1}
+    assert count_mma(sass) == {"HGMMA": 1, "HMMA": 1}
+
+
+@pytest.mark.slow
+def test_the_portable_kernel_compiles_under_every_triton_at_hand(triton_versions, tmp_path):
+    """One child per release: same kernel, no spills, tensor cores, on three generations of GPU."""
+    code = (
+        "import sys, triton\n"
+        "from w4a16_moe import MoeProblem, Schedule, compile_facts\n"
+        "problem = MoeProblem(num_experts=48, N=4096, K=7168, top_k=8)\n"
+        "base = dict(kernel='portable', block_n=128, num_stages=4, swap_ab=True)\n"
+        "for more in (dict(block_m=8, block_k=128, num_warps=4), dict(block_m=128, block_k=64, num_warps=8),\n"
+        "             dict(block_m=32, block_k=64, num_warps=4, token_slicing='semi_static')):\n"
+        "    for capability in (80, 90, 100):\n"
+        "        facts = compile_facts(Schedule(**base, **more), problem, capability)\n"
+        "        assert facts.spills_bytes == 0 and facts.mma_instructions, (more, capability, facts)\n"
+        "print(triton.__version__)\n"
+    )
+    for version, environment in triton_versions.items():
+        child = {
+            **environment,
+            "W4A16_MOE_COMPILE_CACHE": str(tmp_path / version),
+            "TRITON_CACHE_DIR": str(tmp_path / f"t{version}"),
+        }
+        done = subprocess.run([sys.executable, "-c", code], env=child, capture_output=True, text=True, check=False)
+        assert done.stdout.strip() == version, done.stdout + done.stderr
