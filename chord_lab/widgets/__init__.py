@@ -1,5 +1,6 @@
 """Panels for notebooks: each follows a shared `Selection`, and every number comes from `analysis`."""
 
+from chord_lab.widgets.export_panel import ExportPanel
 from chord_lab.widgets.load_explorer import LoadExplorer
 from chord_lab.widgets.measurements import Measurements
 from chord_lab.widgets.schedule_explorer import ScheduleExplorer
@@ -7,8 +8,10 @@ from chord_lab.widgets.selection import Selection
 from chord_lab.widgets.sweep_panel import SweepPanel
 from chord_lab.widgets.threshold_explorer import ThresholdExplorer
 from chord_lab.widgets.timeline_explorer import TimelineExplorer
+from chord_lab.widgets.winners_table import winners_frame
 
 __all__ = [
+    "ExportPanel",
     "LoadExplorer",
     "Measurements",
     "ScheduleExplorer",
@@ -16,4 +19,5 @@ __all__ = [
     "SweepPanel",
     "ThresholdExplorer",
     "TimelineExplorer",
+    "winners_frame",
 ]

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 from w4a16_moe.devices import DEVICES, Device
 from w4a16_moe.resolve import resolve_schedule
 from w4a16_moe.schedule import Schedule
@@ -15,15 +17,17 @@ from chord_lab import analysis
 from chord_lab.analysis.timeline import Card
 from chord_lab.capabilities import data_folder
 from chord_lab.errors import UserError
-from chord_lab.records import Record, read_frame, to_frame
+from chord_lab.records import Record, read_tables, to_frame, to_table
+from chord_lab.sweeps.winners import Winner, winners
 from chord_lab.widgets.selection import Selection
 
 
 class Measurements:
     """A records frame with the questions that panels ask."""
 
-    def __init__(self, frame: pd.DataFrame, notices: Sequence[str] = ()):
-        self.frame = frame
+    def __init__(self, table: pa.Table, notices: Sequence[str] = ()):
+        self.table = table
+        self.frame = to_frame(table)
         self.notices = list(notices)  # files and lines that were skipped, one line each
         self._answers: dict[Any, Any] = {}
 
@@ -35,18 +39,25 @@ class Measurements:
             UserError: no record there.
         """
         folders = [pathlib.Path(path) for path in paths] or [data_folder()]
-        frame, notices = read_frame(folders)
-        if not len(frame):
+        table, notices = read_tables(folders)
+        if not len(table):
             raise UserError(f"no record under {', '.join(map(str, folders))}")
-        return cls(frame, notices)
+        return cls(table, notices)
+
+    @classmethod
+    def empty(cls) -> Measurements:
+        """Nothing yet: for a sweep that is about to fill it."""
+        return cls(to_table([]))
 
     def add(self, fresh: Sequence[Any]) -> None:
         """Take in records, or Arrow tables of them, of a running sweep; answers are computed anew."""
         records = [item for item in fresh if isinstance(item, Record)]
-        frames = [to_frame(item) for item in fresh if not isinstance(item, Record)]
-        frames += [to_frame(records)] if records else []
-        if frames:
-            self.frame = pd.concat([self.frame, *frames] if len(self.frame) else frames, ignore_index=True)
+        tables = [item for item in fresh if not isinstance(item, Record)]
+        tables += [to_table(records)] if records else []
+        if tables:
+            whole = pa.concat_tables([self.table, *tables], promote_options="permissive")
+            self.table = whole.unify_dictionaries().combine_chunks()
+            self.frame = to_frame(self.table)
             self._answers.clear()
 
     @property
@@ -137,6 +148,20 @@ class Measurements:
             ("crossover", scenario, projection, draw),
             lambda: analysis.crossover_info(self.of_scenario(scenario), projection=projection, draw=draw),
         )
+
+    def winners(self, scenario: str, draw: str | None = None) -> list[Winner]:
+        """The verdict at each measured point of a scenario."""
+
+        def compute() -> list[Winner]:
+            mask = pc.equal(self.table["scenario"].cast(pa.string()), scenario)
+            run_ids = self.table.filter(mask)["run_id"].cast(pa.string()).unique()
+            ceilings = pc.and_(
+                pc.equal(self.table["kind"].cast(pa.string()), "ceiling"),
+                pc.is_in(self.table["run_id"].cast(pa.string()), value_set=run_ids),
+            )
+            return winners(self.table.filter(pc.or_(mask, ceilings)))
+
+        return [w for w in self.once(("winners", scenario), compute) if draw in (None, w.draw)]
 
     def source(self, frame: pd.DataFrame | None = None) -> str:
         """Where numbers come from, in one line."""

@@ -7,6 +7,7 @@ from typing import Any
 import ipywidgets
 
 from chord_lab.widgets import controls
+from chord_lab.widgets.frame import make_frame
 from chord_lab.widgets.measurements import Measurements
 from chord_lab.widgets.selection import Selection
 
@@ -42,4 +43,6 @@ class Panel(ipywidgets.VBox):
 
     def arrange(self, *parts: ipywidgets.Widget) -> None:
         """Lay out the panel: its title, the parts, the line for errors."""
-        self.children = (ipywidgets.HTML(f"<h3 style='margin:0'>{self.title}</h3>"), *parts, self.message)
+        frame = make_frame()
+        head = ipywidgets.HTML(f"<h3 style='margin:0'>{self.title}</h3>")
+        self.children = (head, *parts, self.message, *([frame] if frame is not None else []))

@@ -81,6 +81,19 @@ class SweepPanel(ipywidgets.VBox):
         super().__init__([controls.row(self.start, self.halt, self.bar, self.status), self.best])
         self._take_up()
 
+    @classmethod
+    def of_scenario(
+        cls, scenario: str, directory: str | pathlib.Path, *, source: str = "replay", **request: Any
+    ) -> SweepPanel:
+        """The panel of a scenario's sweep: `source` is replay, live, predict or auto (live where there is a GPU).
+
+        request: further fields of the command line's `Request`: draws, tokens, projections, space, peers, ...
+        """
+        from chord_lab.cli.measuring import Request, prepare
+
+        measure, plan = prepare(Request(scenario=scenario, source=source, **request), pathlib.Path(directory))
+        return cls(plan, measure, directory, measurements=Measurements.empty())
+
     def begin(self) -> None:
         """Run in the background; the notebook stays usable."""
         if self._thread is not None and self._thread.is_alive():

@@ -1,0 +1,43 @@
+// Two things that neither ipywidgets nor plotly does by itself: figures take the panel's width, also after it was hidden
+// or the window changed, and every control is named for screen readers by the label that stands beside it.
+function nameControls(panel) {
+  for (const row of panel.querySelectorAll(".widget-inline-hbox")) {
+    const label = row.querySelector(".widget-label")?.textContent?.trim();
+    for (const control of row.querySelectorAll("[role=slider], input, select")) {
+      if (label && !control.getAttribute("aria-label")) control.setAttribute("aria-label", label);
+    }
+  }
+}
+
+function watch(panel) {
+  let width = 0;
+  let pending = 0;
+  const observer = new ResizeObserver(() => {
+    if (!panel.clientWidth || panel.clientWidth === width) return;
+    width = panel.clientWidth;
+    clearTimeout(pending);
+    pending = setTimeout(() => {
+      nameControls(panel);
+      window.dispatchEvent(new Event("resize"));  // plotly's widget resizes on this event only
+    }, 60);
+  });
+  observer.observe(panel);
+  return () => observer.disconnect();
+}
+
+export default {
+  render({ el }) {
+    let stop = () => {};
+    let ended = false;
+    const start = () => {
+      if (ended) return;
+      if (el.isConnected) stop = watch(el.parentElement);
+      else requestAnimationFrame(start);
+    };
+    start();
+    return () => {
+      ended = true;
+      stop();
+    };
+  },
+};

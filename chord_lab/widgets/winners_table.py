@@ -1,0 +1,42 @@
+"""Winners as a table to read in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from chord_lab.sweeps.winners import Winner
+
+
+def winners_frame(winners: Sequence[Winner]) -> pd.DataFrame:
+    """One row a point: default against winner, the gain with its 95 % interval, the verdict, the peer beside it.
+
+    Times are microseconds. `gain` is the share of the default's time that the fastest candidate saves.
+    """
+    return pd.DataFrame([_row(winner) for winner in winners])
+
+
+def _row(w: Winner) -> dict[str, object]:
+    known = w.ratio_low is not None and w.ratio_high is not None
+    return {
+        "projection": w.projection,
+        "tokens": w.num_tokens,
+        "rows": w.routed_m,
+        "rows/expert": round(w.routed_m / w.num_experts, 1),
+        "draw": w.draw,
+        "default": w.default_schedule.label() if w.default_schedule else "-",
+        "default us": _rounded(w.default_time_us),
+        "fastest": w.best.label() if w.best else "-",
+        "runs": w.schedule.label() if w.schedule else "-",
+        "us": _rounded(w.time_us),
+        "gain": "-" if w.margin is None else f"{w.margin:+.1%}",
+        "95 % interval": f"{1 - w.ratio_high:+.1%} to {1 - w.ratio_low:+.1%}" if known else "too few repeats",  # type: ignore[operator]
+        "verdict": w.verdict,
+        "Humming us": _rounded(w.humming_us),
+        "failed": f"{w.failed} of {w.candidates}",
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 1)
