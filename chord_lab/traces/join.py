@@ -9,20 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from chord_lab.records import Record, flops, from_row, median_us, num_bytes, to_row
 from chord_lab.traces.counters import counter_frame
-from chord_lab.traces.table import NVTX_SEPARATOR
+from chord_lab.traces.identity import kernel_identity
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from chord_lab.traces.table import Trace
-
-KEY_PREFIX = "record "  # innermost NVTX range around a profiled launch; `measurement.profiled` writes it
-
-
-def key_in_path(path: Any) -> str | None:
-    """The record key that a kernel's NVTX path ends with."""
-    last = path.split(NVTX_SEPARATOR)[-1] if isinstance(path, str) else ""
-    return last.removeprefix(KEY_PREFIX) if last.startswith(KEY_PREFIX) else None
 
 
 def identity_of(record: Record) -> dict[str, Any]:
@@ -34,8 +26,7 @@ def identity_of(record: Record) -> dict[str, Any]:
 def with_identity(trace: Trace, records: Iterable[Record | Mapping[str, Any]]) -> Trace:
     """The trace with each kernel's record, found by the key in its NVTX path; kernels of no record keep None."""
     rows = [identity_of(r) if isinstance(r, Record) else dict(r) for r in records]
-    by_key = {row["key"]: row for row in rows}
-    found = tuple(by_key.get(key_in_path(path) or "") for path in trace.kernels["nvtx"].astype(object))
+    found = kernel_identity(trace.kernels["nvtx"], rows) or (None,) * len(trace.kernels)
     lost = sum(identity is None for identity in found)
     notes = (*trace.notes, f"{lost} of {len(found)} kernels belong to no record") if lost else trace.notes
     return replace(trace, identity=found, notes=notes)

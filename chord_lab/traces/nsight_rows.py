@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from chord_lab.traces.join import KEY_PREFIX
+from chord_lab.traces.identity import KEY_PREFIX
 from chord_lab.traces.numerals import base_unit
 from chord_lab.traces.table import Trace, kernel_frame, metric_frame, nvtx_frame
 

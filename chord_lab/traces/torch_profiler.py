@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chord_lab.errors import UserError
+from chord_lab.traces.identity import kernel_identity
 from chord_lab.traces.json_stream import Head, Progress, late_value, read_events, read_head
 from chord_lab.traces.ranges import PathBook, open_ranges
 from chord_lab.traces.table import Trace, dims, kernel_frame, metric_frame, nullable, nvtx_frame
@@ -28,6 +29,7 @@ LAUNCH_CATEGORIES = {"cuda_runtime", "cuda_driver", "runtime", "driver", "hip_ru
 OTHER_RUNTIMES = ("xpu_", "mtia_", "privateuse1_")  # prefixes of other vendors' runtime and driver categories
 RANGE_CATEGORIES = {"user_annotation"}  # record_function and NVTX ranges
 DEVICE_TASKS = {"AI_CORE", "AI_VECTOR_CORE", "MIX_AIC", "MIX_AIV", "AI_CPU"}  # Ascend: "Task Type" of a device event
+RECORDS_KEY = "chord_lab_records"  # metadata of our own layer traces
 INT64 = 2**63
 NO_NUMBER = -INT64
 
@@ -176,7 +178,15 @@ def _trace(path: Path, head: Head, got: _Collected, notes: list[str]) -> Trace:
     if facts["rank"] is None:
         notes.append("the file does not say which rank it is of (no distributedInfo)")
     notes.append("no hardware counters: the PyTorch profiler records times only")
-    return Trace("torch-profiler", path, device, kernels, nvtx, metric_frame([]), tuple(notes), facts)
+    identity = kernel_identity(kernels["nvtx"], _records(head))
+    return Trace("torch-profiler", path, device, kernels, nvtx, metric_frame([]), tuple(notes), facts, identity)
+
+
+def _records(head: Head) -> list[dict[str, Any]]:
+    """Rows of records that `measurement.layer_trace` put into the file; what is no such row is left alone."""
+    rows = head.values.get(RECORDS_KEY)
+    found = [row for row in rows if isinstance(row, dict) and "key" in row] if isinstance(rows, list) else []
+    return [{n: float(v) if isinstance(v, Decimal) else v for n, v in row.items()} for row in found]
 
 
 def _pairs(values: array[float]) -> np.ndarray:

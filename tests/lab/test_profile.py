@@ -311,7 +311,7 @@ def test_rows_of_nsight_python_become_a_trace(tmp_path):
     trace = trace_of_rows({"done": [{"key": "abc", "rows": rows}]}, tmp_path / "x.json", "nsight-python")
     assert (trace.kernels["time_us"][0], trace.device) == (12.5, "NVIDIA H200")
     assert trace.metrics_of(0)["dram__bytes_read.sum"] == {"value": 3e6, "unit": "byte"}
-    from chord_lab.traces.join import key_in_path
+    from chord_lab.traces.identity import key_in_path
 
     assert key_in_path(trace.kernels["nvtx"][0]) == "abc"
 
