@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from chord_lab.cli import console, notes
@@ -77,6 +77,15 @@ def chosen_source(source: str) -> str:
     return source
 
 
+def source_of(request: Request) -> str:
+    """The source of a request: a cluster measures live, whatever this host has."""
+    if request.dask is not None:
+        if request.source not in ("auto", "live"):
+            raise UserError(f"--dask measures live; --source {request.source} needs no workers")
+        return "live"
+    return chosen_source(request.source)
+
+
 def visible_gpus() -> list[str]:
     """GPUs that this process may use, as values of CUDA_VISIBLE_DEVICES."""
     from chord_lab.measurement.nvml import visible_gpus as ask
@@ -89,7 +98,7 @@ def prepare(request: Request, out: pathlib.Path) -> tuple[Measure, Plan]:
     from chord_lab.scenarios import get_scenario
 
     get_scenario(request.scenario)  # an unknown name is refused before anything else
-    source = chosen_source(request.source)
+    source = source_of(request)
     if source == "replay":
         return _replay(request)
     if source == "predict":
@@ -116,11 +125,33 @@ def plan_for(request: Request, device: Device, measure: Any = None) -> Plan:
 def _live(request: Request, out: pathlib.Path) -> tuple[Measure, Plan]:
     from chord_lab.measurement.live import LiveMeasure, require_gpu
 
+    if request.dask is not None:
+        return _spread(request, out)
     gpus = visible_gpus()
     require_gpu(gpus)
     settings = live_settings(request, out, gpus[0])
     device = live_device(settings, gpus[0])
     return LiveMeasure(settings), plan_for(request, device)
+
+
+def _spread(request: Request, out: pathlib.Path) -> tuple[Measure, Plan]:
+    """Over dask workers; the plan is judged for this host's GPU, or for --device where the workers are elsewhere."""
+    from w4a16_moe.devices import device_slug
+
+    from chord_lab.measurement.cluster import ClusterMeasure
+    from chord_lab.measurement.nvml import Nvml
+    from chord_lab.sweeps.space import device_named
+
+    assert request.dask is not None
+    gpus = visible_gpus()
+    here = device_slug(Nvml.of_visible(gpus[0]).name()) if gpus and request.dask in ("local", "cuda") else ""
+    device = device_named(here or request.device)
+    workers = max(1, len(gpus)) if request.dask in ("local", "cuda") else 1
+    if request.jobs is None:  # workers of one host share its cores
+        request = replace(request, jobs=max(1, (os.cpu_count() or 2) // workers - 1))
+    return ClusterMeasure(request.dask, live_settings(request, out, None), device=device.slug), plan_for(
+        request, device
+    )
 
 
 def live_settings(request: Request, out: pathlib.Path, gpu: str | None) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chord_lab.cli import app, console, notes, print_json
-from chord_lab.cli.measuring import DEFAULT_DEVICE, Request, chosen_source, plan_for, prepare, print_plan
+from chord_lab.cli.measuring import DEFAULT_DEVICE, Request, plan_for, prepare, print_plan, source_of
 from chord_lab.cli.progress import watching
 from chord_lab.errors import UserError
 
@@ -101,7 +101,7 @@ def show_plan(request: Request, as_json: bool) -> None:
     """How many candidates, how many refused and why, and the expected time."""
     from chord_lab.sweeps.space import device_named
 
-    source = chosen_source(request.source)
+    source = source_of(request)
     plan = (
         prepare(request, pathlib.Path("."))[1]
         if source == "replay"

@@ -54,34 +54,60 @@ class LiveMeasure:
 
     def measure(self, plan: Any, sink: Sink) -> None:
         """Measure every candidate of the plan that this environment has no record of yet."""
-        with ExitStack() as stack:
-            worker = Worker(self.settings.worker)
-            stack.callback(worker.close)
-            hello = worker.hello()
-            environment = environment_from(hello)
-            sink.started(environment)
-            done = sink.done(environment)
-            work = [(point, missing(point, all_, done)) for point, all_ in plan.by_point()]
-            work = [(point, left) for point, left in work if left]
-            if not work:
-                return
-            ahead = self._compile_ahead(hello.get("capability", 0), work)
-            stack.callback(ahead.close)
-            peers = self._peers_ahead(sink, [point for point, _ in work])
-            stack.callback(peers.close)
-            self._ceilings(worker, sink, environment)
+        with LiveSession(self.settings) as session:
+            session.measure(plan, sink)
+
+
+class LiveSession:
+    """The child processes of one GPU, kept from one plan to the next."""
+
+    def __init__(self, settings: LiveSettings):
+        self.settings = settings
+        self._stack = ExitStack()
+        self.worker = Worker(settings.worker)
+        self._stack.callback(self.worker.close)
+        try:
+            self._hello = self.worker.hello()
+        except BaseException:
+            self._stack.close()
+            raise
+        self.environment = environment_from(self._hello)
+        self._ahead: CompileAhead | None = None
+
+    def __enter__(self) -> LiveSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def measure(self, plan: Any, sink: Sink) -> None:
+        """See `LiveMeasure.measure`."""
+        sink.started(self.environment)
+        done = sink.done(self.environment)
+        work = [(point, missing(point, all_, done)) for point, all_ in plan.by_point()]
+        work = [(point, left) for point, left in work if left]
+        if not work:
+            return
+        self._compile(work)
+        peers = self._peers_ahead(sink, [point for point, _ in work])
+        try:
+            self._ceilings(sink)
             for point, left in work:
                 if sink.out_of_budget():
                     return
-                self._point(point, left, (worker, ahead, peers, sink, environment, done))
-            self._ceilings(worker, sink, environment)
+                self._point(point, left, peers, sink, done)
+            self._ceilings(sink)
+        finally:
+            peers.close()
 
-    def _compile_ahead(self, capability: int, work: list[tuple[Point, list[Candidate]]]) -> CompileAhead:
+    def _compile(self, work: list[tuple[Point, list[Candidate]]]) -> None:
         settings = self.settings
-        ahead = CompileAhead(capability, jobs=settings.jobs, server=settings.compile_server, log=settings.log)
+        if self._ahead is None:
+            capability = self._hello.get("capability", 0)
+            self._ahead = CompileAhead(capability, jobs=settings.jobs, server=settings.compile_server, log=settings.log)
+            self._stack.callback(self._ahead.close)
         for priority, (point, left) in enumerate(work):
-            ahead.submit([job_of(point, c) for c in sorted(left, key=lambda c: not c.default)], priority)
-        return ahead
+            self._ahead.submit([job_of(point, c) for c in sorted(left, key=lambda c: not c.default)], priority)
 
     def _peers_ahead(self, sink: Sink, points: list[Point]) -> PeersAhead:
         settings = self.settings
@@ -89,12 +115,13 @@ class LiveMeasure:
         peers.submit(points)
         return peers
 
-    def _point(self, point: Point, left: list[Candidate], run: tuple[Any, ...]) -> None:
-        worker, ahead, peers, sink, environment, done = run
+    def _point(self, point: Point, left: list[Candidate], peers: PeersAhead, sink: Sink, done: Collection[str]) -> None:
         method = self._method("graph_replay" if point.num_bytes < GRAPH_BELOW_BYTES else "cuda_event")
-        contest = Contest(point, worker, sink, policy=self.settings.policy, environment=environment, method=method)
+        contest = Contest(
+            point, self.worker, sink, policy=self.settings.policy, environment=self.environment, method=method
+        )
         try:
-            worker.open(point, method)
+            self.worker.open(point, method)
         except ChildFailure as failure:
             sink.note(f"{point.label()}: {failure.reason}")
             for candidate in left:
@@ -107,7 +134,8 @@ class LiveMeasure:
                 found.append(Candidate(kind="baseline", implementation="torch_dequant_bf16"))
             return [guest for guest in found if guest.key_at(point) not in done]
 
-        Stage(contest, ahead, smem_limit(environment)).run(left, guests)
+        assert self._ahead is not None
+        Stage(contest, self._ahead, smem_limit(self.environment)).run(left, guests)
 
     def _method(self, timer: str) -> Method:
         policy = self.settings.policy
@@ -121,12 +149,12 @@ class LiveMeasure:
             load_s=self.settings.load_s,
         )
 
-    def _ceilings(self, worker: Worker, sink: Sink, environment: Environment) -> None:
+    def _ceilings(self, sink: Sink) -> None:
         """What the device can do at best, measured in this very run."""
         for name in CEILINGS if self.settings.ceilings else ():
             result: dict[str, Any]
             try:
-                answer = worker.ceiling(name, CEILING_REP_MS)
+                answer = self.worker.ceiling(name, CEILING_REP_MS)
                 result = {
                     "times_us": (tuple(answer["times_us"]),),
                     "rounds": (0,),
@@ -143,7 +171,7 @@ class LiveMeasure:
                     date=now(),
                     kind="ceiling",
                     implementation=name,
-                    environment=environment,
+                    environment=self.environment,
                     method=self._method("cuda_event"),
                     ran_kernel=name,
                     **result,

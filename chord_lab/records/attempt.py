@@ -101,6 +101,12 @@ class Sink(Protocol):
     def done(self, environment: Environment) -> Collection[str]:
         """Keys of attempts that already have a record of a like environment."""
 
+    def done_on(self, device: str) -> Collection[str]:
+        """The same for the newest environment of a device, where the environment itself is not known yet."""
+
+    def stop_at(self) -> float | None:
+        """Unix time at which the budget ends, for other processes; None without a limit."""
+
     def append(self, record: Record) -> None:
         """Keep a finished record."""
 

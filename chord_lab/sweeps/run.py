@@ -88,6 +88,15 @@ class Run:
         like = environment.likeness()
         return {record.key() for record in self.known if record.environment.likeness() == like}
 
+    def done_on(self, device: str) -> Collection[str]:
+        """The same for the newest environment of a device."""
+        same = [record for record in self.known if record.environment.device == device]
+        return self.done(max(same, key=lambda r: r.date).environment) if same else ()
+
+    def stop_at(self) -> float | None:
+        """Unix time at which the seconds allowed are used up."""
+        return None if self._stop_at is None else time.time() + self._stop_at - time.monotonic()
+
     def append(self, record: Record) -> None:
         """Write a record; on disk when this returns."""
         if self._journal is None:

@@ -1,0 +1,144 @@
+"""One GPU against all of this host's: the same sweep, candidates a minute, and whether the winners agree.
+
+    python benchmarks/two_gpus.py --out runs/two_gpus
+
+Runs the plan on the first GPU, then over dask workers on every visible GPU (one each), both with kernels compiled
+before the clock starts. Writes two_gpus.json and the records of both runs into --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+import time
+from typing import Any
+
+from chord_lab.measurement.cluster import ClusterMeasure
+from chord_lab.measurement.compile_ahead import CompileAhead
+from chord_lab.measurement.live import LiveMeasure, LiveSettings, require_gpu
+from chord_lab.measurement.nvml import visible_gpus
+from chord_lab.measurement.rounds import RoundsPolicy
+from chord_lab.measurement.stage import job_of
+from chord_lab.measurement.worker import WorkerSettings
+from chord_lab.records.attempt import Measure
+from chord_lab.records.parquet import read_tables
+from chord_lab.sweeps.plan import Plan, make_plan
+from chord_lab.sweeps.points import scenario_points
+from chord_lab.sweeps.run import run
+from chord_lab.sweeps.space import device_named
+from chord_lab.sweeps.winners import Winner, winners
+
+DEVICE = "nvidia_h200"
+
+
+def compile_all(plan: Plan) -> float:
+    """Seconds to compile every kernel of the plan into Triton's cache."""
+    began = time.perf_counter()
+    ahead = CompileAhead(device_named(DEVICE).capability)
+    jobs = list(dict.fromkeys(job_of(point, c) for point, candidates in plan.by_point() for c in candidates))
+    ahead.submit(jobs)
+    while ahead.num_pending():
+        ahead.wait_any(1.0)
+    ahead.close()
+    return time.perf_counter() - began
+
+
+def timed(plan: Plan, measure: Measure, out: pathlib.Path) -> tuple[float, list[Winner]]:
+    """Seconds and verdicts of one run."""
+    began = time.perf_counter()
+    run(plan, measure, out)
+    seconds = time.perf_counter() - began
+    return seconds, winners(read_tables(out)[0])
+
+
+def settings_for(gpu: str | None, workers: int, log: pathlib.Path, min_rounds: int) -> LiveSettings:
+    """The same work per candidate on one GPU and on many."""
+    return LiveSettings(
+        worker=WorkerSettings(gpu=gpu, log=log),
+        policy=RoundsPolicy(min_rounds=min_rounds),
+        peers="none",
+        baseline=False,
+        ceilings=False,
+        jobs=max(1, (os.cpu_count() or 2) // workers - 1),
+        log=log,
+    )
+
+
+def agree(one: list[Winner], many: list[Winner]) -> list[dict[str, Any]]:
+    """Point by point: the same schedule, or both within each other's margin."""
+    by_point = {(w.projection, w.routed_m): w for w in many}
+    rows = []
+    for w in one:
+        other = by_point[(w.projection, w.routed_m)]
+        same = w.best == other.best
+        close = w.best in other.within or other.best in w.within
+        rows.append(
+            {
+                "projection": w.projection,
+                "routed_m": w.routed_m,
+                "one": w.best.label() if w.best else None,
+                "many": other.best.label() if other.best else None,
+                "one_us": w.time_us,
+                "many_us": other.time_us,
+                "agree": "same" if same else "within the margin" if close else "no",
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    """Run both and print the comparison."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/two_gpus"))
+    parser.add_argument("--scenario", default="kimi-k2/ep8/decode")
+    parser.add_argument("--tokens", default="20,30,40,50")
+    parser.add_argument("--profile", default="portable")
+    parser.add_argument("--min-rounds", type=int, default=4)
+    options = parser.parse_args()
+    gpus = visible_gpus()
+    require_gpu(gpus)
+    if len(gpus) < 2:
+        sys.exit(f"this compares one GPU with several; {len(gpus)} is visible")
+    if options.out.exists():
+        sys.exit(f"{options.out} exists; choose another --out")
+    options.out.mkdir(parents=True)
+    tokens = [int(part) for part in options.tokens.split(",")]
+    points = scenario_points(options.scenario, tokens=tokens, profile=options.profile)
+    plan = make_plan(points, device_named(DEVICE))
+    compiling = compile_all(plan)
+    log = (options.out / "children.log").resolve()
+    one = settings_for(gpus[0], 1, log, options.min_rounds)
+    many = settings_for(None, len(gpus), log, options.min_rounds)
+    seconds_one, verdicts_one = timed(plan, LiveMeasure(one), options.out / "one")
+    cluster = ClusterMeasure("local", many, device=DEVICE, gpus=gpus)
+    seconds_many, verdicts_many = timed(plan, cluster, options.out / "many")
+    report = {
+        "gpus": len(gpus),
+        "candidates": len(plan),
+        "compile_seconds": compiling,
+        "seconds_one": seconds_one,
+        "seconds_many": seconds_many,
+        "candidates_per_minute_one": len(plan) / seconds_one * 60,
+        "candidates_per_minute_many": len(plan) / seconds_many * 60,
+        "speed_up": seconds_one / seconds_many,
+        "winners": agree(verdicts_one, verdicts_many),
+    }
+    (options.out / "two_gpus.json").write_text(json.dumps(report, indent=2) + "\n")
+    show(report)
+
+
+def show(report: dict[str, Any]) -> None:
+    """A short table."""
+    print(f"{report['candidates']} candidates, kernels compiled before ({report['compile_seconds']:.1f} s)")
+    print(f"1 GPU   {report['seconds_one']:8.1f} s  {report['candidates_per_minute_one']:8.0f} candidates a minute")
+    print(f"{report['gpus']} GPUs  {report['seconds_many']:8.1f} s  {report['candidates_per_minute_many']:8.0f}")
+    print(f"speed-up {report['speed_up']:.2f} (1.8 asked for on two)")
+    for row in report["winners"]:
+        print(f"  {row['projection']:8} {row['routed_m']:6} rows: {row['agree']:18} {row['one']} | {row['many']}")
+
+
+if __name__ == "__main__":
+    main()
