@@ -86,7 +86,7 @@ def describe_device(where: torch.device) -> Device:
         slug=slug,
         capability=properties.major * 10 + properties.minor,
         num_sms=properties.multi_processor_count,
-        smem_per_cta=properties.shared_memory_per_block_optin,
+        smem_per_cta=getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block),
         smem_per_sm=properties.shared_memory_per_multiprocessor,
         threads_per_sm=properties.max_threads_per_multi_processor,
         memory_bytes=properties.total_memory,

@@ -56,7 +56,9 @@ class CompileFacts:
     stack_bytes: int
     smem_bytes: int  # per CTA, static and dynamic
     num_warps: int  # in all, copy warps of a warp-specialised kernel included
-    mma_instructions: dict[str, int]  # SASS opcode -> count: HGMMA (wgmma), HMMA (mma.sync), UTCHMMA (tcgen05)
+    mma_instructions: dict[
+        str, int
+    ]  # SASS opcode (HGMMA: wgmma, HMMA: mma.sync, UTCHMMA: tcgen05) or PTX name -> count
     load_widths: dict[str, int]  # SASS global loads by width in bits -> count, cp.async and TMA included
     ptx_digest: str
     cubin_digest: str
@@ -138,7 +140,9 @@ def _attributes(spec: CompileSpec, names: list[str]) -> dict[tuple[int, ...], li
 def compile_kernel(spec: CompileSpec, capability: int) -> Any:
     """Triton's compiled kernel: ``asm`` holds ttgir, ptx and cubin."""
     try:
-        return triton.compile(source_of(spec.at(capability)), target=GPUTarget("cuda", capability, 32), options=dict(spec.options))
+        return triton.compile(
+            source_of(spec.at(capability)), target=GPUTarget("cuda", capability, 32), options=dict(spec.options)
+        )
     except (
         Exception
     ) as error:  # Triton raises what its passes raise: RuntimeError, AssertionError, CompilationError, ...
@@ -166,15 +170,20 @@ def _facts(kernel: Any, spec: CompileSpec, capability: int) -> CompileFacts:
         file.flush()
         usage = _tool("cuobjdump", "-res-usage", file.name)
     counts = {name: int(value) for name, value in re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", usage)}
-    sass = disassemble(cubin)
+    try:
+        sass, ptx = disassemble(cubin), ""
+    except (
+        CompileError
+    ):  # the disassembler of Triton 3.6 does not know sm_103a: count in PTX, take the stack for spills
+        sass, ptx = "", kernel.asm["ptx"]
     metadata = kernel.metadata
     return CompileFacts(
         registers=counts["REG"],
-        spills_bytes=counts["LOCAL"] + _spill_bytes(sass),
+        spills_bytes=counts["LOCAL"] + (_spill_bytes(sass) if sass else counts["STACK"]),
         stack_bytes=counts["STACK"],
         smem_bytes=max(int(metadata.shared), counts["SHARED"]),
         num_warps=_num_warps(kernel, spec),
-        mma_instructions=count_mma(sass),
+        mma_instructions=count_mma(sass) if sass else count_mma_in_ptx(ptx),
         load_widths=count_loads(sass),
         ptx_digest=hashlib.sha256(kernel.asm["ptx"].encode()).hexdigest()[:16],
         cubin_digest=hashlib.sha256(cubin).hexdigest()[:16],
@@ -193,6 +202,13 @@ def _num_warps(kernel: Any, spec: CompileSpec) -> int:
 def count_mma(sass: str) -> dict[str, int]:
     """Tensor-core instructions by opcode."""
     return dict(Counter(re.findall(r"\b(HGMMA|HMMA|UTCHMMA|UTCOMMA|QGMMA|IMMA)\b", sass)))
+
+
+def count_mma_in_ptx(ptx: str) -> dict[str, int]:
+    """Tensor-core instructions by PTX name, for targets that cannot be disassembled."""
+    return dict(
+        Counter(re.findall(r"^\s*(?:@%?\w+\s+)?(mma\.sync|wgmma\.mma_async|tcgen05\.mma)\b", ptx, re.MULTILINE))
+    )
 
 
 def count_loads(sass: str) -> dict[str, int]:

@@ -138,19 +138,24 @@ RULES: tuple[Rule, ...] = (
 def default_schedule(
     problem: MoeProblem, routed_m: int, profile: Profile, device: Device | None, model: BlockMModel | None = None
 ) -> Schedule:
-    """The schedule for a shape that no table knows: block_m by tokens per expert, the largest tile that divides N."""
+    """The schedule for a shape that no table knows: block_m by tokens per expert, the widest tile that divides N.
+
+    8 rows run mma.sync, which is happiest with few warps and long steps; from 16 rows on two warpgroups run wgmma (or
+    tcgen05), 16 rows with a tile wide enough that ptxas keeps the instructions of a step in flight together.
+    """
     block_m = (model or BlockMModel()).choose(problem.num_experts, routed_m, BLOCK_M)
-    block_n = next((n for n in (128, 64, 32, 16) if problem.N % n == 0), None)
+    widest = 256 if block_m == 16 else 128
+    block_n = next((n for n in reversed(BLOCK_N) if n <= widest and problem.N % n == 0), None)
     if block_n is None:
         raise ValueError(f"N={problem.N} is not a multiple of 16, the smallest tile of the portable kernel")
-    wide = block_m <= 32 and padded_k(problem) % 128 == 0
-    num_warps = 8 if block_m * block_n > 64 * 128 else 4
+    long_steps = block_m == 8 and padded_k(problem) % 128 == 0
+    num_warps = 4 if block_m == 8 or block_n < 128 else 8
     return Schedule(
         kernel="portable",
         block_m=block_m,
         block_n=block_n,
-        block_k=128 if wide else 64,
-        num_warps=num_warps if block_n >= 64 else max(1, block_n // 16),
+        block_k=128 if long_steps else 64,
+        num_warps=min(num_warps, max(1, block_n // 16)),
         num_stages=4,
         swap_ab=True,
     )

@@ -12,7 +12,8 @@ import torch
 import triton
 import triton.language as tl
 from w4a16_moe import DEVICES, MoeProblem, Schedule, align_to_blocks, get_profile, why_illegal
-from w4a16_moe.portable import COMPUTE_DTYPE, _offset
+from w4a16_moe.portable import COMPUTE_DTYPE
+from w4a16_moe.portable_pieces import offset
 from w4a16_moe.reference import gemm_reference, relative_error
 from w4a16_moe.routing import Routing, align_to_blocks_torch, max_num_blocks
 from w4a16_moe.routing_gpu import align_to_blocks_gpu
@@ -166,7 +167,7 @@ def test_scales_at_the_ends_of_their_range(make_layer, counts_to_ids):
 @triton.jit
 def _offsets_kernel(rows_ptr, out_ptr, STRIDE: tl.constexpr, LENGTH: tl.constexpr):
     index = tl.arange(0, LENGTH)
-    tl.store(out_ptr + index, _offset(tl.load(rows_ptr + index), STRIDE))
+    tl.store(out_ptr + index, offset(tl.load(rows_ptr + index), STRIDE))
 
 
 def test_row_offsets_are_64_bit():

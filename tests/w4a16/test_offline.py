@@ -19,7 +19,7 @@ from w4a16_moe.offline import CompileError, CompileFacts, compile_kernel, count_
 PROBLEM = MoeProblem(num_experts=48, N=4096, K=7168, top_k=8)
 DECODE = Schedule(kernel="portable", block_m=8, block_n=128, block_k=128, num_warps=4, num_stages=4, swap_ab=True)
 PREFILL = Schedule(kernel="portable", block_m=128, block_n=128, block_k=64, num_warps=8, num_stages=4, swap_ab=True)
-TENSOR_CORE = {80: {"HMMA"}, 90: {"HMMA", "HGMMA"}, 100: {"HMMA", "UTCHMMA"}}
+TENSOR_CORE = {80: {"HMMA"}, 90: {"HMMA", "HGMMA"}, 100: {"HMMA", "UTCHMMA"}, 103: {"HMMA", "UTCHMMA"}}
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def cache(tmp_path):
     return tmp_path / "facts"
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("capability", [80, 90, 100, 103])
 @pytest.mark.parametrize("schedule", [DECODE, PREFILL], ids=Schedule.label)
 def test_facts_of_real_shapes(schedule, capability, cache):
     """Tensor cores are used, loads are 16 bytes wide, nothing spills: from Ampere to Blackwell."""
@@ -165,7 +165,7 @@ def test_the_portable_kernel_compiles_under_every_triton_at_hand(triton_versions
         "base = dict(kernel='portable', block_n=128, num_stages=4, swap_ab=True)\n"
         "for more in (dict(block_m=8, block_k=128, num_warps=4), dict(block_m=128, block_k=64, num_warps=8),\n"
         "             dict(block_m=32, block_k=64, num_warps=4, token_slicing='semi_static')):\n"
-        "    for capability in (80, 90, 100):\n"
+        "    for capability in (80, 90, 100, 103):\n"
         "        facts = compile_facts(Schedule(**base, **more), problem, capability)\n"
         "        assert facts.spills_bytes == 0 and facts.mma_instructions, (more, capability, facts)\n"
         "print(triton.__version__)\n"
