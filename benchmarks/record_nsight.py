@@ -15,6 +15,7 @@ from chord_lab.cli.measuring import visible_gpus
 from chord_lab.cli.profile import point_rows
 from chord_lab.cli.profiling import Profiled, chosen_collector, chosen_jobs, run_profile
 from chord_lab.errors import UserError
+from chord_lab.traces.stored import STORED_SUFFIX
 
 PARTS = ("decode", "prefill", "layer")
 REPORT_LIMIT = 6_000_000  # bytes of all reports together: what the repository carries
@@ -74,7 +75,10 @@ def group(name: str, out: Path, metrics: str) -> Profiled:
         jobs += chosen_jobs("kimi-k2/ep8/decode", STREAM_K, tokens=STREAM_TOKENS)
     else:
         jobs = chosen_jobs("kimi-k2/ep8/prefill", BLOCK_M, tokens=PREFILL_TOKENS)
-    return run_profile(jobs, out, collector=chosen_collector("ncu"), metrics=metrics, name=name)
+    done = run_profile(jobs, out, collector=chosen_collector("ncu"), metrics=metrics, name=name)
+    # what is replayed from data/ is found by the suffix .parquet: these records belong to the captures alone
+    (out / f"{name}.records.parquet").replace(out / f"{name}.records{STORED_SUFFIX}")
+    return done
 
 
 def layer(path: Path) -> None:

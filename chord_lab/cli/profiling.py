@@ -250,19 +250,29 @@ def _event_records(jobs: Jobs, folder: Path, live: LiveSettings) -> list[Record]
 def _finished(trace: Trace | None, records: Sequence[Record]) -> Trace | None:
     from chord_lab.traces.join import with_identity
 
-    return with_identity(trace, records) if trace is not None else None
+    if trace is None:
+        return None
+    ceilings = {r.ran_kernel: _ceiling(r) for r in records if r.kind == "ceiling" and r.status == "ok"}
+    return with_identity(replace(trace, facts=trace.facts | {"ceilings": ceilings}), records)
+
+
+def _ceiling(record: Record) -> float | None:
+    """GB/s of the copy, TFLOPS of the dense product."""
+    from chord_lab.records import bandwidth_gbps, tflops
+
+    return tflops(record) if record.work_flops else bandwidth_gbps(record)
 
 
 def _write(folder: Path, trace: Trace | None, records: Sequence[Record], name: str) -> list[Path]:
     from chord_lab.records import write_parquet
-    from chord_lab.traces.stored import write_stored
+    from chord_lab.traces.stored import STORED_SUFFIX, write_stored
 
     write_parquet(records, folder / f"{name}.records.parquet")
     files = [folder / f"{name}.records.parquet"]
     joined = _finished(trace, records)
     if joined is not None:
-        write_stored(joined, folder / f"{name}.parquet")
-        files.append(folder / f"{name}.parquet")
+        write_stored(joined, folder / f"{name}{STORED_SUFFIX}")
+        files.append(folder / f"{name}{STORED_SUFFIX}")
         if (folder / f"{name}.ncu-rep").exists():
             files.append(folder / f"{name}.ncu-rep")
     return files

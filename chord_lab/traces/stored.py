@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FORMAT = 1
+STORED_SUFFIX = ".pq"  # not .parquet: folders of records are read by that suffix
 METADATA_KEY = b"chord_lab.trace"
 
 

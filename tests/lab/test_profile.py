@@ -257,10 +257,10 @@ def test_profile_joins_counters_time_schedule_and_load_in_one_row(toy, tmp_path)
     out = tmp_path / "deep" / "out"
     done = run_profile(jobs, out, collector="ncu", live=live)
     stem = "toy-ep1-decode-gate_up-18-uniform"
-    assert sorted(p.name for p in out.iterdir()) == [f"{stem}.ncu-rep", f"{stem}.parquet", f"{stem}.records.parquet"]
+    assert sorted(p.name for p in out.iterdir()) == [f"{stem}.ncu-rep", f"{stem}.pq", f"{stem}.records.parquet"]
     assert sorted(p.name for p in (tmp_path / "deep").iterdir()) == ["out"]
 
-    frame = points_frame([read_trace(out / f"{stem}.parquet")])
+    frame = points_frame([read_trace(out / f"{stem}.pq")])
     assert len(frame) == 2
     for row, (point, candidate) in zip(frame.to_dict("records"), jobs, strict=True):
         assert row["key"] == candidate.key_at(point)

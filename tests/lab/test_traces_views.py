@@ -1,0 +1,130 @@
+"""What the Nsight figures show: exact numbers from made captures."""
+
+import math
+
+import pandas as pd
+import pytest
+from captures import point, slicing, write_captures
+
+from chord_lab.errors import UserError
+from chord_lab.traces import read_trace
+from chord_lab.traces.library import load_library
+from chord_lab.traces.views import roofline_info, side_by_side, timeline_info
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    return load_library(write_captures(tmp_path_factory.mktemp("nsight") / "nvidia_h200"))
+
+
+def test_a_point_is_one_row_with_counters_time_schedule_and_load(library):
+    frame = library.points
+    assert list(frame["label"]) == [slicing(h).label() for h in ("static", "semi_static")] + [frame["label"].iloc[2]]
+    row = frame.iloc[0]
+    assert row["schedule"] == slicing("static")
+    assert tuple(row["tok_e"]) == point().routing.tok_e
+    assert (row["profiled_us"], row["dram_pct"], row["stall_wait"]) == (216.0, 75.0, 1.19)
+    assert row["record_time_us"] == pytest.approx(216 * 1.02)
+    assert row["num_bytes"] == point().num_bytes
+    assert library.ceilings() == {"copy": 4240.0, "dense_bf16": 700.0}
+    assert library.source() == "recorded on NVIDIA H200, 2026-11-29, Nsight Compute 2025.3.1.0"
+    assert library.notices == ()
+
+
+def test_damaged_captures_are_notices_and_an_empty_folder_says_so(library, tmp_path):
+    (tmp_path / "bad.pq").write_bytes(b"PAR1 nothing")
+    broken = load_library(tmp_path)
+    assert len(broken.points) == 0 and "bad.pq" in broken.notices[0]
+    assert "no captures in" in broken.source()
+    with pytest.raises(UserError, match="no folder of captures"):
+        load_library(tmp_path / "none")
+    with pytest.raises(UserError, match=r"'x' is no timeline .*layer\.pt\.trace\.json"):
+        library.timeline("x")
+
+
+def test_shipped_captures_are_named_when_there_are_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("CHORD_LAB_DATA", str(tmp_path))
+    with pytest.raises(UserError, match=r"benchmarks\.record_nsight"):
+        load_library()
+
+
+def test_timeline_lanes(library):
+    trace = library.timeline("layer.pt.trace.json")
+    info = timeline_info(trace)
+    names = [lane.name for lane in info.lanes]
+    assert names == ["thread 9 / 9, depth 0", "thread 9 / 9, depth 1", "thread 9 / 9, depth 2", "GPU 0, stream 7"]
+    kernels = info.lanes[-1]
+    assert kernels.label[:4] == ["align_kernel", "mma_sync_kernel", "elementwise", "mma_sync_kernel"]
+    assert kernels.start_us[:2] == [3.0, 14.0] and kernels.time_us[:2] == [6.0, 190.0]
+    assert info.num_merged == 0 and info.num_shown == 12 + 12 + 3 + 3
+    assert info.busy_share == pytest.approx(3 * 305 / info.whole_us)
+    row = trace.kernels.iloc[kernels.row[1]]
+    assert row["nvtx"].split(" > ")[1].startswith("gate_up")
+
+
+def test_zoom_shows_only_what_the_window_holds(library):
+    trace = library.timeline("layer.pt.trace.json")
+    info = timeline_info(trace, (10.0, 100.0))
+    assert [lane.label for lane in info.lanes if lane.kind == "kernel"] == [["mma_sync_kernel"]]
+    assert info.busy_share == pytest.approx((100 - 14) / 90)
+    with pytest.raises(UserError, match="smaller to a larger"):
+        timeline_info(trace, (5.0, 5.0))
+
+
+def test_too_many_bars_are_merged_and_said(library):
+    trace = library.timeline("layer.pt.trace.json")
+    info = timeline_info(trace, most=10, pixels=20)
+    lane = info.lanes[-1]
+    assert sum(lane.merged) == 12
+    assert info.num_merged == info.num_shown - sum(len(lane.row) for lane in info.lanes) > 0
+    assert any("merged" in n for n in info.notes)
+    assert max(lane.merged) > 1 and any("longest" in text for text in lane.label)
+    whole = timeline_info(trace).lanes[-1]
+    assert lane.start_us[-1] + lane.time_us[-1] == whole.start_us[-1] + whole.time_us[-1]
+
+
+def test_counters_without_start_times_lie_one_after_another(library):
+    info = timeline_info(library.counters["decode"])
+    (lane,) = info.lanes
+    assert (lane.name, lane.start_us, lane.time_us) == ("kernels", [0.0, 216.0], [216.0, 186.0])
+    assert "no start times" in info.notes[0]
+
+
+def test_roofline_from_counted_traffic(library):
+    info = roofline_info(library.points, library.ceilings())
+    first = info.points[0]
+    moved = point().num_bytes * 1.05 + 8e6
+    assert first.intensity == pytest.approx(point().flops / moved)
+    assert first.tflops == pytest.approx(point().flops / 216e-6 / 1e12)
+    assert first.dram_gbps == pytest.approx(moved / 216e-6 / 1e9)
+    assert first.traffic_over_need == pytest.approx(moved / point().num_bytes)
+    assert (info.copy_gbps, info.dense_tflops) == (4240.0, 700.0)
+    bare = library.points.assign(dram_read_bytes=math.nan)
+    with pytest.raises(UserError, match="collect --metrics lab"):
+        roofline_info(bare, {})
+    partly = pd.concat([library.points, bare])
+    assert roofline_info(partly, {}).notes == ("3 captures without DRAM bytes are left out",)
+
+
+def test_static_against_semi_static_slicing(library):
+    keys = library.points["key"].tolist()
+    info = side_by_side(library.points, keys[:2])
+    assert info.profiled_us == [216.0, 186.0]
+    assert info.stalls.name == ["long_scoreboard", "wait", "selected", "barrier"]  # misc is felt by nobody
+    assert info.stalls.values[0][1] == 1.19 and info.stalls.values[1][1] == 0.77
+    assert info.pipes.name == ["pipe_tensor_pct", "pipe_alu_pct"]
+    assert "1.16 times as fast" in info.finding and "wait less on wait (0.77 against 1.19" in info.finding
+    assert info.notes == ()
+    mixed = side_by_side(library.points, [keys[0], keys[2]])
+    assert any("not comparable" in n for n in mixed.notes)
+    with pytest.raises(UserError, match="no capture of nothing"):
+        side_by_side(library.points, [])
+    with pytest.raises(UserError, match="no capture of abc"):
+        side_by_side(library.points, ["abc"])
+
+
+def test_a_trace_with_nothing_to_draw_is_refused(tmp_path):
+    path = tmp_path / "cpu.json"
+    path.write_text('{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "mm", "ts": 1, "dur": 2}]}')
+    with pytest.raises(UserError, match="neither kernels nor ranges"):
+        timeline_info(read_trace(path))
