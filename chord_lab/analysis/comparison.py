@@ -30,10 +30,21 @@ LAYER_CAVEATS = (
     "every implementation ran on the same routing, weights and activations, in turns within one process",
 )
 PEER_NOTES = {
-    "humming": "humming: the peer's own heuristics",
-    "humming_best_tile": "humming_best_tile: the fastest of the tiles that were forced on the peer",
-    "torch_dequant_bf16": "torch_dequant_bf16: weights dequantised to bf16, then one dense matmul per expert",
+    "humming": "Humming (own heuristics) runs the tile that the peer's own tables choose",
+    "humming_best_tile": "Humming (best tile) is the fastest of that tile and of those that were forced on it",
+    "torch_dequant_bf16": "bf16 matmul is the baseline: weights dequantised first, then one dense matmul per expert",
 }
+
+
+def name_tiles(rows: pd.DataFrame) -> pd.DataFrame:
+    """Peer rows with its best tile under a name of its own: the fastest of forced tiles and its own choice."""
+    import pandas as pd
+
+    named = rows.assign(implementation=rows["implementation"].astype(str).replace("humming_tile", "humming_best_tile"))
+    if not (named["implementation"] == "humming_best_tile").any():
+        return named
+    own = named[named["implementation"] == "humming"]
+    return pd.concat([named, own.assign(implementation="humming_best_tile")], ignore_index=True)
 
 
 def per_round(row: Mapping[str, Any]) -> dict[int, float]:
@@ -87,7 +98,7 @@ def compare_info(
         UserError: no point where ours and another implementation were both timed, or unlike environments.
     """
     part = select(frame, scenario=scenario, projection=projection, draw=draw)
-    mine, theirs = candidates(part), others(part)
+    mine, theirs = candidates(part), name_tiles(others(part))
     if not len(mine) or not len(theirs):
         raise UserError("no point where both our kernels and another implementation were timed")
     import pandas as pd
@@ -192,7 +203,7 @@ def layer_info(
     whole = {key: both for key, both in ours.items() if {"gate_up", "down"} <= set(both)}
     if not whole:
         raise UserError("no token count where both gate_up and down were timed")
-    theirs = others(part)
+    theirs = name_tiles(others(part))
     sums = _layer_sums(theirs, keys)
     names = [n for n in PEER_NOTES if any(n in s for s in sums.values())]
     lists: dict[str, list[Any]] = {

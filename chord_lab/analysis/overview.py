@@ -102,7 +102,7 @@ def environment_info(frame: pd.DataFrame) -> EnvironmentInfo:
                 values.append((name, ", ".join(_short(v) for v in seen[:4])))
         dates = sorted(str(d) for d in part["date"].dropna())
         if dates:
-            values.append(("measured", f"{dates[0][:16]} to {dates[-1][:16]} UTC".replace("T", " ")))
+            values.append(("measured", " to ".join(d[:16].replace("T", " ") for d in (dates[0], dates[-1])) + " UTC"))
         described.append(values)
     return EnvironmentInfo([len(part) for part in parts], described, source_line(frame))
 

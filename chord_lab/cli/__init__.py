@@ -38,6 +38,8 @@ COMMAND_MODULES: tuple[str, ...] = (
     "record",
     "export",
     "table",
+    "report",
+    "predict",
 )
 
 

@@ -97,7 +97,7 @@ class MadeRun:
         return [
             self.record(
                 [self.modelled_us(m, self.schedule(64), p) * factor * (1 + 0.001 * i) for i in range(3)],
-                routed_m=m, projection=p, kind="peer", implementation=name, config="tile 96x256x64", profile="",
+                routed_m=m, projection=p, kind="peer", implementation=name, config="tile 96x256x64",
                 num_tokens_padded=math.ceil(m / 96) * 96,
             )
             for p in ("gate_up", "down")

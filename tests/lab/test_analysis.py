@@ -211,7 +211,7 @@ def test_compare_pairs_rounds(made, made_frame):
     assert info.ratio_low[0][0] <= info.ratio[0][0] <= info.ratio_high[0][0]
     assert info.config[0] == ["tile 96x256x64"]
     assert info.padded_rows[0] == [1056]
-    assert "the peer's own heuristics" in info.notes[0]
+    assert "own heuristics" in info.notes[0]
 
 
 def test_compare_takes_the_chosen_schedule(made, made_frame):
@@ -227,7 +227,7 @@ def test_layer_is_the_sum_of_both_projections(made, made_frame):
     assert info.ours_us == [a + b for a, b in zip(info.gate_up_us, info.down_us, strict=True)]
     assert info.ratio[0][0] == pytest.approx(info.other_us[0][0] / info.ours_us[0])
     assert any("routing, activation and communication are outside" in c for c in info.caveats)
-    assert any("peer's own heuristics" in c for c in info.caveats)
+    assert any("own heuristics" in c for c in info.caveats)
 
 
 def test_layer_needs_both_projections(made):

@@ -1,0 +1,131 @@
+"""Figures that put ours beside others, or one schedule beside another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import plotly.graph_objects as go
+
+from chord_lab.analysis import CompareInfo, LayerInfo, PairInfo
+from chord_lab.export import look, palette
+from chord_lab.export.figures import LEGEND_UNDER_TWO_LEVELS, Times, whiskers
+
+
+def draw_layer(info: LayerInfo) -> go.Figure:
+    """Layer time of the others over ours."""
+    figure = go.Figure()
+    labels = [
+        f"{t} {d}" if len(set(info.draw)) > 1 else str(t) for t, d in zip(info.num_tokens, info.draw, strict=True)
+    ]
+    for k, name in enumerate(info.implementation):
+        figure.add_trace(
+            go.Bar(
+                x=labels, y=[row[k] for row in info.ratio], name=palette.NAMES.get(name, name),
+                marker_color=palette.of(palette.IMPLEMENTATION, name, k),
+                hovertext=[
+                    f"{name} {row[k]:.1f} us, ours {ours:.1f} us" if row[k] is not None else ""
+                    for row, ours in zip(info.other_us, info.ours_us, strict=True)
+                ],
+                hoverinfo="text+x",
+            )
+        )  # fmt: skip
+    figure.update_layout(shapes=[_level(1.0)])
+    return look.layout(
+        figure,
+        title=layer_finding(info),
+        source=f"{info.source}; {info.scenario}, {_draws(info.draw)}; gate_up + down alone; above 1 ours is faster",
+        x="tokens",
+        y="time / our time",
+        xaxis_type="category",
+        barmode="group",
+    )
+
+
+def layer_finding(info: LayerInfo) -> str:
+    """What the layer's ratios say, in one sentence."""
+    if not info.implementation:
+        return "No other implementation was measured on both projections"
+    name = info.implementation[0]
+    ratios = [row[0] for row in info.ratio if row[0] is not None]
+    faster = sum(r > 1 for r in ratios)
+    span = f"{min(ratios):.2f} to {max(ratios):.2f}"
+    tail = f"ours is faster at {faster} of {len(ratios)} points"
+    return f"The layer takes {palette.NAMES.get(name, name)} {span} times our time; {tail}"
+
+
+def draw_compare(info: CompareInfo) -> go.Figure:
+    """Time of every other implementation over ours at each point, with the 95 % interval of the paired repeats."""
+    figure = go.Figure()
+    labels = [list(info.projection), [str(m) for m in info.routed_m]]
+    for k, name in enumerate(info.implementation):
+        ratios = [row[k] for row in info.ratio]
+        low, high = ([row[k] for row in rows] for rows in (info.ratio_low, info.ratio_high))
+        figure.add_trace(
+            go.Bar(
+                x=labels, y=ratios, name=palette.NAMES.get(name, name), hovertext=_compare_hover(info, k),
+                hoverinfo="text+y", marker_color=palette.of(palette.IMPLEMENTATION, name, k),
+                error_y=_around(ratios, low, high),
+            )
+        )  # fmt: skip
+    figure.update_layout(shapes=[_level(1.0)])
+    first = [row[0] for row in info.ratio if row[0] is not None]
+    name = palette.NAMES.get(info.implementation[0], info.implementation[0])
+    span = f"{min(first):.2f} to {max(first):.2f} times our time" if first else "a time that is not known"
+    return look.layout(
+        figure,
+        title=f"{name} takes {span}",
+        source=f"{info.source}; {_draws(info.draw)}; same routing; above 1 ours is faster; whiskers: 95 % interval",
+        x="routed rows",
+        y="time / our time",
+        xaxis_type="multicategory",
+        barmode="group",
+        legend=LEGEND_UNDER_TWO_LEVELS,
+    )
+
+
+def _compare_hover(info: CompareInfo, k: int) -> list[str]:
+    """Both times, the other's tile and the rows that it pads to."""
+    texts = []
+    for ours, times, configs, pads in zip(info.ours_us, info.other_us, info.config, info.padded_rows, strict=True):
+        time = f"{times[k]:.1f} us, ours {ours:.1f} us" if times[k] is not None else ""
+        padded = f"{pads[k]} rows with padding" if pads[k] else ""
+        texts.append("<br>".join(part for part in (time, configs[k], padded) if part))
+    return texts
+
+
+def draw_pair(info: PairInfo) -> go.Figure:
+    """One schedule's time over another's."""
+    labels = [list(info.projection), [f"{m} {d}" for m, d in zip(info.routed_m, info.draw, strict=True)]]
+    figure = go.Figure(
+        go.Bar(
+            x=labels, y=info.ratio, marker_color=[look.GREEN if r > 1 else look.VERMILION for r in info.ratio],
+            error_y=_around(info.ratio, info.ratio_low, info.ratio_high),
+        )
+    )  # fmt: skip
+    figure.update_layout(shapes=[_level(1.0)])
+    knobs = ", ".join(f"{name} {a} against {b}" for name, (a, b) in info.differs.items()) or "nothing"
+    faster = sum(r > 1 for r in info.ratio)
+    return look.layout(
+        figure,
+        title=f"{info.first} is faster at {faster} of {len(info.ratio)} points than {info.second}",
+        source=f"{info.source}; they differ in {knobs}; whiskers: 95 % interval",
+        x="point",
+        y="time of second / first",
+        xaxis_type="multicategory",
+    )
+
+
+def _around(values: Times, low: Times, high: Times) -> dict[str, Any]:
+    """Whiskers from an interval's two ends."""
+    above = [None if v is None or h is None else h - v for v, h in zip(values, high, strict=True)]
+    below = [None if v is None or b is None else v - b for v, b in zip(values, low, strict=True)]
+    return whiskers(above, below)
+
+
+def _draws(draws: list[str]) -> str:
+    return "draw " + ", ".join(dict.fromkeys(draws))
+
+
+def _level(y: float) -> dict[str, Any]:
+    line = {"color": look.GREY, "dash": "dot", "width": 2}
+    return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": line}
