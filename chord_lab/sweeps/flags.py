@@ -25,7 +25,7 @@ def point_flags(
     ceilings: dict[str, float],
 ) -> tuple[str, ...]:
     """Short sentences; none is the good case."""
-    flags = []
+    flags = ["predicted, not measured"] if columns["source"][best] == "predicted" else []
     default = [r for r in rows if columns["default"][r]]
     medians = timed.median[np.isin(timed.row, default)] if default else np.empty(0)
     if len(medians) > 1 and np.ptp(medians) > DRIFT * np.median(medians):

@@ -1,0 +1,109 @@
+"""``chord-lab predict``: what the cost model says, and how far it is off on points that it has not seen."""
+
+from __future__ import annotations
+
+import pathlib
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from chord_lab.cli import app, console, print_json
+from chord_lab.cli.measuring import DEFAULT_DEVICE, Request, plan_for
+from chord_lab.errors import UserError
+
+ASKED_REGRET = 0.05
+
+
+@app.command("predict")
+def predict(
+    scenario: Annotated[str | None, typer.Argument(help="Scenario whose candidates are predicted.")] = None,
+    evaluate: Annotated[bool, typer.Option("--evaluate", help="Error and regret on held-out points.")] = False,
+    device: Annotated[str, typer.Option(help="Device whose records the model is fitted to.")] = DEFAULT_DEVICE,
+    data: Annotated[pathlib.Path | None, typer.Option(help="Recorded measurements (CHORD_LAB_DATA, data/).")] = None,
+    points: Annotated[str, typer.Option(help="all, published, or token counts such as 20,40.")] = "published",
+    profile: Annotated[str | None, typer.Option(help="Weight profile; the scenario's own when not given.")] = None,
+    draw: Annotated[list[str] | None, typer.Option(help="Routing draw; repeatable.")] = None,
+    folds: Annotated[int, typer.Option(help="Parts that the points are held out in.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """Predict the candidates of a scenario, or with --evaluate measure the prediction itself."""
+    from chord_lab.measurement.predict import evaluate as measure_error
+    from chord_lab.measurement.predict import known_device, recorded_samples
+
+    limits = known_device(device)
+    samples, basis = recorded_samples(data, limits)
+    if evaluate:
+        if folds < 2:
+            raise UserError(f"--folds must be at least 2, not {folds}")
+        result = measure_error(samples, limits, folds)
+        report = {**asdict(result), "basis": basis, "device": device, "asked_regret": ASKED_REGRET}
+        print_json(report) if as_json else _print_evaluation(report)
+        return
+    if scenario is None:
+        raise UserError("name a scenario to predict, or --evaluate to measure the prediction")
+    request = Request(scenario=scenario, tokens=points, profile=profile, draws=draw or [], device=device)
+    rows = _predicted(request, limits, samples)
+    if as_json:
+        print_json({"basis": basis, "device": device, "points": rows})
+        return
+    console.print(
+        f"predicted for {device} from {basis}; --evaluate says how far such predictions are off", markup=False
+    )
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("projection", "rows", "draw", "predicted best", "us", "default us"):
+        table.add_column(name)
+    for row in rows:
+        table.add_row(
+            row["projection"],
+            str(row["routed_m"]),
+            row["draw"],
+            row["label"],
+            f"{row['time_us']:.1f}",
+            f"{row['default_time_us']:.1f}",
+        )
+    console.print(table)
+
+
+def _predicted(request: Request, limits: Any, samples: Any) -> list[dict[str, Any]]:
+    from chord_lab.measurement.predict import fit
+
+    model = fit(samples, limits)
+    rows = []
+    for point, candidates in plan_for(request, limits).by_point():
+        schedules = [c.schedule for c in candidates if c.schedule is not None]
+        times = model.predict_us(point, schedules)
+        best = int(times.argmin())
+        default = next(i for i, c in enumerate(candidates) if c.default)
+        rows.append(
+            {
+                "projection": point.projection,
+                "num_tokens": point.num_tokens,
+                "routed_m": point.routed_m,
+                "draw": point.routing.draw,
+                "schedule": schedules[best].to_dict(),
+                "label": schedules[best].label(),
+                "time_us": float(times[best]),
+                "default_time_us": float(times[default]),
+                "candidates": len(schedules),
+                "source": "predicted",
+            }
+        )
+    return rows
+
+
+def _print_evaluation(report: dict[str, Any]) -> None:
+    console.print(f"cost model for {report['device']}, fitted to {report['basis']}", markup=False, highlight=False)
+    console.print(f"held out: {report['records']} records at {report['points']} points", highlight=False)
+    console.print(
+        f"absolute error of a time:       median {report['median_error']:.1%}, 90 % below {report['p90_error']:.1%}",
+        highlight=False,
+    )
+    console.print(
+        f"regret of the predicted winner: median {report['median_regret']:.1%} (at most {ASKED_REGRET:.0%} asked), "
+        f"90 % of points below {report['p90_regret']:.1%}; worst at {report['worst']}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
