@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
@@ -121,7 +122,7 @@ def draw_threshold(info: ThresholdInfo) -> go.Figure:
     figure.add_trace(
         go.Scatter(
             x=x, y=info.best_block_m, mode="markers", name="fastest measured", hoverinfo="skip",
-            marker={"symbol": "diamond-open", "size": 13, "color": look.ORANGE, "line": {"width": 2}}, customdata=picked,
+            marker={"symbol": "diamond-open", "size": 13, "color": look.ORANGE, "line_width": 2}, customdata=picked,
         ), row=1, col=1,
     )  # fmt: skip
     figure.add_trace(
@@ -323,4 +324,32 @@ def draw_timeline(info: TimelineInfo, raster: RasterInfo) -> go.Figure:
         y="slot (SM x CTA)",
         height=420,
         hovermode="closest",
+    )
+
+
+def draw_layout(loads: npt.NDArray[np.int64], *, chosen: int, layout: str) -> go.Figure:
+    """``loads [n, k]``: which 16-byte load holds each weight of a block; the chosen one stands out."""
+    picked = loads == chosen
+    rows, columns = np.nonzero(picked)
+    figure = go.Figure(
+        [
+            go.Heatmap(
+                z=loads, colorscale="Cividis", colorbar={"title": "load"}, opacity=0.55,
+                hovertemplate="n %{y}, k %{x}: load %{z}<extra></extra>",
+            ),
+            go.Scatter(
+                x=columns, y=rows, mode="markers", name=f"load {chosen}", hoverinfo="skip",
+                marker={"symbol": "square", "size": 7, "color": look.VERMILION},
+            ),
+        ]
+    )  # fmt: skip
+    return look.layout(
+        figure,
+        title=f"{layout}: one 16-byte load brings {int(picked.sum())} weights from {len(set(rows.tolist()))} rows "
+        f"and {len(set(columns.tolist()))} columns",
+        source="read back from the packer; a block of 64 output columns (n) and 64 reduction elements (k)",
+        x="k, reduction element",
+        y="n, output column",
+        height=480,
+        yaxis_autorange="reversed",
     )

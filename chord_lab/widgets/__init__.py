@@ -1,6 +1,8 @@
 """Panels for notebooks: each follows a shared `Selection`, and every number comes from `analysis`."""
 
 from chord_lab.widgets.export_panel import ExportPanel
+from chord_lab.widgets.folders import out_folder
+from chord_lab.widgets.layout_explorer import LayoutExplorer
 from chord_lab.widgets.load_explorer import LoadExplorer
 from chord_lab.widgets.measurements import Measurements
 from chord_lab.widgets.schedule_explorer import ScheduleExplorer
@@ -12,6 +14,7 @@ from chord_lab.widgets.winners_table import winners_frame
 
 __all__ = [
     "ExportPanel",
+    "LayoutExplorer",
     "LoadExplorer",
     "Measurements",
     "ScheduleExplorer",
@@ -19,5 +22,6 @@ __all__ = [
     "SweepPanel",
     "ThresholdExplorer",
     "TimelineExplorer",
+    "out_folder",
     "winners_frame",
 ]

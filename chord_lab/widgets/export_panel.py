@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import os
 import pathlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,12 +26,12 @@ from chord_lab.export.tables.kernels import (
 )
 from chord_lab.export.tables.withhold import Withheld, withhold
 from chord_lab.widgets import controls
+from chord_lab.widgets.folders import out_folder
 from chord_lab.widgets.measurements import Measurements
 from chord_lab.widgets.panel import Panel
 from chord_lab.widgets.selection import Selection
 
 LARGEST_CHECKED = 20000  # routed rows up to which the written file is compared with the resolver
-OUT_ENV = "CHORD_LAB_OUT"
 
 
 class ExportPanel(Panel):
@@ -47,7 +46,7 @@ class ExportPanel(Panel):
         folder: str | pathlib.Path | None = None,
     ):
         super().__init__(selection, measurements)
-        start = folder or pathlib.Path(os.environ.get(OUT_ENV) or "out") / "tables"
+        start = folder or out_folder("tables")
         self.folder = ipywidgets.Text(
             description="Folder", value=str(start), style=controls.LABEL, layout=controls.WIDE, continuous_update=False
         )

@@ -6,6 +6,7 @@ import html
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pandas as pd
 from w4a16_moe.devices import Device
 from w4a16_moe.problem import MoeProblem
 from w4a16_moe.schedule import Schedule
@@ -95,3 +96,27 @@ def _compiled(facts: ScheduleFacts, compiled: Any, device: Device) -> str:
         return "not known yet: Compile now"
     smem = UNKNOWN if facts.smem_bytes is None else f"{facts.smem_bytes / 1024:.0f} KiB"
     return f"{facts.registers}, {smem}, {facts.spill_bytes or 0} bytes (recorded)"
+
+
+def occupancy_frame(schedules: Sequence[Schedule], problem: MoeProblem, device: Device) -> pd.DataFrame:
+    """Compile each schedule for the device and say how many of its CTAs fit an SM, and what stops one more."""
+    return pd.DataFrame([_occupancy_row(schedule, problem, device) for schedule in schedules])
+
+
+def _occupancy_row(schedule: Schedule, problem: MoeProblem, device: Device) -> dict[str, Any]:
+    facts = compile_offline(schedule, problem, device)
+    row: dict[str, Any] = {"schedule": schedule.label()}
+    if isinstance(facts, str):
+        return row | {"stopped by": facts}
+    from w4a16_moe.offline import occupancy, occupancy_limits
+
+    limits = occupancy_limits(facts, device)
+    return row | {
+        "registers": facts.registers,
+        "shared memory, KiB": round(facts.smem_bytes / 1024, 1),
+        "spills, bytes": facts.spills_bytes,
+        "warps": facts.num_warps,
+        "CTAs per SM": occupancy(facts, device),
+        "stopped by": min(limits, key=limits.__getitem__),
+        "compiled in, s": round(facts.seconds, 2),
+    }

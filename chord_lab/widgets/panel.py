@@ -12,7 +12,23 @@ from chord_lab.widgets.measurements import Measurements
 from chord_lab.widgets.selection import Selection
 
 
-class Panel(ipywidgets.VBox):
+class Framed(ipywidgets.VBox):
+    """A titled part of the screen whose figures take its width."""
+
+    title = ""
+
+    def __init__(self) -> None:
+        self.message = controls.text()
+        super().__init__([], layout={"padding": "0 0 1em 0"})
+
+    def arrange(self, *parts: ipywidgets.Widget) -> None:
+        """Lay out the title, the parts, and the line for errors."""
+        frame = make_frame()
+        head = ipywidgets.HTML(f"<h3 style='margin:0'>{self.title}</h3>")
+        self.children = (head, *parts, self.message, *([frame] if frame is not None else []))
+
+
+class Panel(Framed):
     """A part of the screen that follows a `Selection`. Subclasses build their parts, then call `follow`."""
 
     title = ""
@@ -20,8 +36,7 @@ class Panel(ipywidgets.VBox):
     def __init__(self, selection: Selection | None = None, measurements: Measurements | None = None):
         self.selection = selection if selection is not None else Selection()
         self.measurements = measurements if measurements is not None else Measurements.recorded()
-        self.message = controls.text()
-        super().__init__([], layout={"padding": "0 0 1em 0"})
+        super().__init__()
 
     def follow(self, *names: str) -> None:
         """Redraw now and whenever one of these traits of the selection changes."""
@@ -40,9 +55,3 @@ class Panel(ipywidgets.VBox):
     def draw(self) -> None:
         """Update the figures; raise UserError with one line where that is impossible."""
         raise NotImplementedError
-
-    def arrange(self, *parts: ipywidgets.Widget) -> None:
-        """Lay out the panel: its title, the parts, the line for errors."""
-        frame = make_frame()
-        head = ipywidgets.HTML(f"<h3 style='margin:0'>{self.title}</h3>")
-        self.children = (head, *parts, self.message, *([frame] if frame is not None else []))

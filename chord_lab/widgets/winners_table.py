@@ -18,7 +18,7 @@ def winners_frame(winners: Sequence[Winner]) -> pd.DataFrame:
 
 
 def _row(w: Winner) -> dict[str, object]:
-    known = w.ratio_low is not None and w.ratio_high is not None
+    same = w.best is not None and w.best == w.default_schedule
     return {
         "projection": w.projection,
         "tokens": w.num_tokens,
@@ -27,11 +27,10 @@ def _row(w: Winner) -> dict[str, object]:
         "draw": w.draw,
         "default": w.default_schedule.label() if w.default_schedule else "-",
         "default us": _rounded(w.default_time_us),
-        "fastest": w.best.label() if w.best else "-",
-        "runs": w.schedule.label() if w.schedule else "-",
-        "us": _rounded(w.time_us),
-        "gain": "-" if w.margin is None else f"{w.margin:+.1%}",
-        "95 % interval": f"{1 - w.ratio_high:+.1%} to {1 - w.ratio_low:+.1%}" if known else "too few repeats",  # type: ignore[operator]
+        "fastest": "the default" if same else w.best.label() if w.best else "-",
+        "us": _rounded(w.default_time_us if same else w.time_us),
+        "gain": "-" if w.margin is None or same else f"{w.margin:+.1%}",
+        "95 % interval": "-" if same else _interval(w),
         "verdict": w.verdict,
         "Humming us": _rounded(w.humming_us),
         "failed": f"{w.failed} of {w.candidates}",
@@ -40,3 +39,9 @@ def _row(w: Winner) -> dict[str, object]:
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 1)
+
+
+def _interval(w: Winner) -> str:
+    if w.ratio_low is None or w.ratio_high is None:
+        return "too few repeats"
+    return f"{1 - w.ratio_high:+.1%} to {1 - w.ratio_low:+.1%}"

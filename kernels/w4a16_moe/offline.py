@@ -96,12 +96,18 @@ class CompileError(RuntimeError):
 
 def occupancy(facts: CompileFacts, device: Device) -> int:
     """CTAs of this kernel that one SM of ``device`` holds: the least of registers, shared memory and threads."""
+    return max(0, min(*occupancy_limits(facts, device).values(), 32))
+
+
+def occupancy_limits(facts: CompileFacts, device: Device) -> dict[str, int]:
+    """CTAs that one SM could hold if only registers, shared memory or threads counted."""
     per_warp = -(-facts.registers * 32 // 256) * 256  # registers are given out in pieces of 256 per warp
     warps = -(-facts.num_warps // 4) * 4  # one warp scheduler of four takes every fourth warp
-    by_registers = device.registers_per_sm // (per_warp * warps)
-    by_smem = device.smem_per_sm // (facts.smem_bytes + 1024)  # 1 KiB of each CTA belongs to the system
-    by_threads = device.threads_per_sm // (32 * facts.num_warps)
-    return max(0, min(by_registers, by_smem, by_threads, 32))
+    return {
+        "registers": device.registers_per_sm // (per_warp * warps),
+        "shared memory": device.smem_per_sm // (facts.smem_bytes + 1024),  # 1 KiB of each CTA belongs to the system
+        "threads": device.threads_per_sm // (32 * facts.num_warps),
+    }
 
 
 def source_of(spec: CompileSpec) -> ASTSource:
