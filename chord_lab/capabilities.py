@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from chord_lab.errors import UserError
+
 MIN_NCU_FOR_NSIGHT_PYTHON = (2026, 2, 1)
 MIN_NCU = (2024, 1)
 
@@ -265,19 +267,21 @@ def _program(name: str, remark: str) -> Check:
     return Check(name, path is not None, path or "", "" if path else remark)
 
 
-def data_folder() -> Path:
-    """Where recorded measurements ship: ``CHORD_LAB_DATA``, else data/ of the checkout that this package runs from."""
-    named = os.environ.get("CHORD_LAB_DATA")
-    return Path(named) if named else Path(__file__).resolve().parents[1] / "data"
-
-
 def recorded_devices() -> list[str]:
-    """Devices that have recorded measurements, one folder each."""
-    folder = data_folder()
-    return sorted({path.parent.name for path in folder.glob("*/*.parquet")}) if folder.is_dir() else []
+    """Devices that have recorded measurements, one folder each.
+
+    Raises:
+        UserError: no recorded measurements anywhere; the message says where they were looked for.
+    """
+    from chord_lab.measurement.replay import data_directory
+
+    folder = data_directory()
+    files = [folder] if folder.is_file() else folder.rglob("*.parquet")
+    return sorted({path.parent.name for path in files})
 
 
 def _records() -> Check:
-    devices = recorded_devices()
-    remark = "" if devices else f"none under {data_folder()}: run from a checkout, or set CHORD_LAB_DATA to its data/"
-    return Check("records", bool(devices), ", ".join(devices), remark)
+    try:
+        return Check("records", True, ", ".join(recorded_devices()))
+    except UserError as error:
+        return Check("records", False, "", str(error))

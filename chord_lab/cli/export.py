@@ -129,11 +129,24 @@ def _export_triton(
             table = triton_moe.pinned(table, problem, problem.top_k)  # noqa: PLW2901 (the pinned one is what is written)
         path = (triton_moe.write_vllm if to == "vllm" else triton_moe.write_sglang)(table, folder / to)
         rows = [
-            {"tokens": tokens, "schedule": schedule.label(), "layer_us": table.layer_us.get(tokens)}
+            {
+                "tokens": tokens,
+                "schedule": schedule.label(),
+                "layer_us": table.layer_us.get(tokens),
+                "default_us": table.default_us.get(tokens),
+            }
             for tokens, schedule in table.entries.items()
         ]
         warning = triton_moe.small_batch_warning(list(table.entries))
-        files.append({"path": path, "rows": rows, "left_out": table.left_out, "warnings": [warning] if warning else []})
+        slow = [f"{t} tokens: not faster than the untuned schedule of our kernel" for t in table.not_faster()]
+        files.append(
+            {
+                "path": path,
+                "rows": rows,
+                "left_out": table.left_out,
+                "warnings": [*slow, *([warning] if warning else [])],
+            }
+        )
     return {"to": to, "target": triton_moe.TARGETS[to], "files": files}
 
 
@@ -190,11 +203,12 @@ def _print_rows(file: dict[str, Any]) -> None:
         for row in file["rows"]:
             table.add_row(row["projection"], _covers(row), row["schedule"], row["verdict"])
     else:
-        for column in ("tokens", "schedule", "gate_up + down, us"):
+        for column in ("tokens", "schedule", "gate_up + down, us", "untuned, us"):
             table.add_column(column, justify="right" if column != "schedule" else "left")
         for row in file["rows"]:
             time = "not measured" if row["layer_us"] is None else f"{row['layer_us']:.1f}"
-            table.add_row(str(row["tokens"]), row["schedule"], time)
+            untuned = "-" if row["default_us"] is None else f"{row['default_us']:.1f}"
+            table.add_row(str(row["tokens"]), row["schedule"], time, untuned)
     console.print(table)
     for row in file["rows"]:
         if row.get("note") and row["verdict"] != "tie":

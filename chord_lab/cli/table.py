@@ -75,12 +75,17 @@ def lookup(
     m: Annotated[int, typer.Option("--m", help="Routed rows on this GPU (other tools' tables: tokens).")],
     scenario: Annotated[str, typer.Option(help="Whose problem to look up, where the file has several.")] = "",
     projection: Annotated[str, typer.Option(help="gate_up or down.")] = "",
+    shape: Annotated[str, typer.Option(help="Search a folder of vLLM or SGLang tables: E,N as in 48,2048.")] = "",
+    device_name: Annotated[str, typer.Option(help="With --shape: the device as its driver reports it.")] = "",
     as_json: Json = False,
 ) -> None:
     """Which row serves M, and by which rule. Several problems in the file: all are shown, the first one leads."""
     if m < 0:
         raise UserError(f"--m must be at least 0, not {m}")
-    found = _lookup_ours(file, m, scenario, projection) if is_ours(file) else _lookup_foreign(file, m)
+    if file.is_dir():
+        found = _lookup_folder(file, m, shape, device_name)
+    else:
+        found = _lookup_ours(file, m, scenario, projection) if is_ours(file) else _lookup_foreign(file, m)
     if as_json:
         print_json(found[0] | ({"tables": found} if len(found) > 1 else {}))
         return
@@ -99,7 +104,7 @@ def lookup(
 
 def _row_text(row: Any) -> str:
     if row is None:
-        return "none: 0 rows are an empty result, no launch"
+        return "none"
     if isinstance(row, dict) and "min_m" in row:
         top = "open" if row["max_m"] is None else f"{row['max_m']}]"
         measured = ", ".join(map(str, row.get("measured_m") or [])) or "nothing"
@@ -172,6 +177,30 @@ def _lookup_foreign(path: Path, m: int) -> list[dict[str, Any]]:
             "warning": found.warning,
             "m": m,
             "target": table.target,
+        }
+    ]
+
+
+def _lookup_folder(folder: Path, m: int, shape: str, device_name: str) -> list[dict[str, Any]]:
+    """A shape's table in a folder of another tool's tables; none there means the tool's default, and is no error."""
+    from chord_lab.export.tables.foreign import find_table
+
+    parts = shape.split(",")
+    if len(parts) != 2 or not all(part.isdigit() for part in parts) or not device_name:
+        raise UserError(f"{folder} is a folder: say which table with --shape E,N and --device-name")
+    found = find_table(folder, E=int(parts[0]), N=int(parts[1]), device_name=device_name)
+    if found.path is not None:
+        return [entry | {"table": found.path} for entry in _lookup_foreign(found.path, m)]
+    tried = ", ".join(map(str, found.tried))
+    return [
+        {
+            "schedule": None,
+            "label": "the tool's own default",
+            "rule": "default",
+            "row": None,
+            "warning": f"no table for E={parts[0]} N={parts[1]} on {device_name}: using default; tried {tried}",
+            "m": m,
+            "tried": found.tried,
         }
     ]
 

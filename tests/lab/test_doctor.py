@@ -6,6 +6,7 @@ import pytest
 
 from chord_lab import capabilities
 from chord_lab.capabilities import Check, Gpu, diagnose, select_visible, version_tuple
+from chord_lab.errors import UserError
 
 GPUS = [Gpu(0, "NVIDIA H200", "GPU-aaaa1111-0000", 1), Gpu(1, "NVIDIA H200", "GPU-bbbb2222-0000", 1)]
 
@@ -90,7 +91,9 @@ def test_every_missing_thing_says_why():
 
 def test_records_are_looked_for_where_the_user_says(tmp_path, monkeypatch):
     monkeypatch.setenv("CHORD_LAB_DATA", str(tmp_path))
-    assert capabilities.recorded_devices() == []
+    with pytest.raises(UserError, match="no recorded measurements found"):
+        capabilities.recorded_devices()
+    assert not next(c for c in diagnose().checks if c.name == "records").ok
     (tmp_path / "nvidia_h200").mkdir()
     (tmp_path / "nvidia_h200" / "x.parquet").touch()
     assert capabilities.recorded_devices() == ["nvidia_h200"]

@@ -7,7 +7,7 @@ from w4a16_moe.schedule import Schedule
 
 from chord_lab.errors import UserError
 from chord_lab.export.tables import triton_moe
-from chord_lab.export.tables.foreign import lookup_nearest, read_foreign
+from chord_lab.export.tables.foreign import find_table, lookup_nearest, read_foreign
 from chord_lab.export.tables.names import parse_name, sglang_path, tried_names, vllm_name
 from chord_lab.export.tables.rows import humming_config, write_t4
 from chord_lab.records import to_frame
@@ -29,7 +29,7 @@ def test_names_come_from_the_reported_device_name():
     parsed = parse_name(name)
     assert (parsed.E, parsed.N, parsed.device_name, parsed.dtype) == (16, 1536, "NVIDIA_H100_80GB_HBM3", "int4_w4a16")
     assert parsed.remarks() == []
-    assert tried_names(E=128, N=384, device_name="Tesla T4", dtype="") == ["E=128,N=384,device_name=Tesla_T4.json"] * 2
+    assert tried_names(E=128, N=384, device_name="Tesla T4", dtype="") == ["E=128,N=384,device_name=Tesla_T4.json"]
 
 
 def test_sglang_halves_n_and_puts_the_version_in_the_folder():
@@ -232,3 +232,51 @@ def test_t4_keeps_failures_with_their_kind(made, tmp_path):
     assert (kinds.count("correct"), kinds.count("compile")) == (8, 1)
     assert "triton==3.6.0" in json.loads(metadata.read_text())["metadata"]["environment"]["requirements"]
     assert read_foreign(results).kind == "t4"
+
+
+def test_entries_that_do_not_beat_the_untuned_schedule_are_marked(made):
+    records = [
+        *both(made, portable(32), 80, 100),
+        *(made.record(t, projection=p, schedule=portable(64), profile="portable", default=True)
+          for p, t in (("gate_up", 80.5), ("down", 100.5))),
+        *both(made, portable(32), 60, 60, routed_m=2048),
+        *(made.record(t, projection=p, schedule=portable(64), profile="portable", default=True, routed_m=2048)
+          for p, t in (("gate_up", 80), ("down", 100))),
+    ]  # fmt: skip
+    (table,) = triton_moe.build_triton_tables(to_frame(records))
+    assert table.default_us == {128: 181, 256: 180}
+    assert table.not_faster() == [128]
+
+
+def test_a_shape_without_a_table_is_no_error_and_lists_every_path(tmp_path):
+    put(tmp_path, NAME, {"1": TILE})
+    put(tmp_path, "triton_3_6_0/E=48,N=1024,device_name=NVIDIA_L4,dtype=int4_w4a16.json", {"1": TILE})
+    assert find_table(tmp_path, E=48, N=2048, device_name="NVIDIA H200").path == tmp_path / NAME
+    assert find_table(tmp_path, E=48, N=2048, device_name="NVIDIA L4").path.parent.name == "triton_3_6_0"
+    nothing = find_table(tmp_path, E=128, N=384, device_name="Tesla T4")
+    assert nothing.path is None
+    assert [p.name for p in nothing.tried[:2]] == [
+        "E=128,N=384,device_name=Tesla_T4,dtype=int4_w4a16.json",
+        "E=128,N=384,device_name=Tesla_T4.json",
+    ]
+
+
+def test_lookup_in_a_folder(tmp_path):
+    import subprocess
+    import sys
+
+    put(tmp_path, NAME, {"1": TILE})
+    command = [sys.executable, "-m", "chord_lab", "table", "lookup", str(tmp_path), "--m", "4", "--json"]
+
+    def run(*more):
+        return subprocess.run([*command, *more], capture_output=True, text=True, timeout=60, check=False)
+
+    found = json.loads(run("--shape", "48,2048", "--device-name", "NVIDIA H200").stdout)
+    assert (found["rule"], found["row"]) == ("nearest", {"key": 1})
+    none = run("--shape", "128,384", "--device-name", "Tesla T4")
+    assert none.returncode == 0
+    result = json.loads(none.stdout)
+    assert result["rule"] == "default"
+    assert "using default; tried" in result["warning"]
+    assert len(result["tried"]) == 2
+    assert run().returncode == 2

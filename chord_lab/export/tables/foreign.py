@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from chord_lab.errors import UserError
-from chord_lab.export.tables.names import TableName, parse_name
+from chord_lab.export.tables.names import TableName, parse_name, tried_names
 
 MOST_BYTES = 1 << 28
 TILE_KEYS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")
@@ -273,6 +273,26 @@ def _measured(path: Path) -> Foreign:
     )
     constant = {str(c): frame[c].iloc[0] for c in frame if len(frame) and frame[c].nunique(dropna=False) == 1}
     return Foreign(path=str(path), kind="measured", target="measured results", rows=rows, header=constant)
+
+
+class Found(NamedTuple):
+    """A search for a shape's table; it is no error when there is none."""
+
+    path: Path | None
+    tried: list[Path]
+
+
+def find_table(folder: Path, *, E: int, N: int, device_name: str, dtype: str = "int4_w4a16") -> Found:
+    """Look for a shape's table in a folder of vLLM or SGLang tables (their triton_x_y_z folders included)."""
+    folders = [folder, *sorted(p for p in folder.glob("triton_*") if p.is_dir())]
+    tried = []
+    for place in folders:
+        packed = place.name.startswith("triton_") and dtype.startswith("int4")
+        for name in tried_names(E=E, N=N // 2 if packed else N, device_name=device_name, dtype=dtype):
+            tried.append(place / name)
+            if tried[-1].is_file():
+                return Found(tried[-1], tried)
+    return Found(None, tried)
 
 
 class Nearest(NamedTuple):

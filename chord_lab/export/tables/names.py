@@ -83,4 +83,4 @@ def _whole(text: str) -> int | None:
 
 def tried_names(*, E: int, N: int, device_name: str, dtype: str = "int4_w4a16") -> list[str]:
     """Names a reader of such tables tries, most specific first; the driver's own device name decides."""
-    return [vllm_name(E=E, N=N, device_name=device_name, dtype=d) for d in (dtype, "")]
+    return list(dict.fromkeys(vllm_name(E=E, N=N, device_name=device_name, dtype=d) for d in (dtype, "")))

@@ -39,7 +39,12 @@ class TritonTable:
     triton_version: str
     entries: dict[int, Schedule]  # tokens -> schedule of both projections
     layer_us: dict[int, float]  # tokens -> gate_up + down
+    default_us: dict[int, float]  # tokens -> gate_up + down of the schedule that runs untuned, where it was timed
     left_out: tuple[str, ...]  # what could not be expressed, one line each
+
+    def not_faster(self, margin: float = 0.01) -> list[int]:
+        """Tokens whose entry does not beat the untuned schedule by more than `margin`."""
+        return [t for t, us in self.layer_us.items() if us > self.default_us.get(t, float("inf")) * (1 - margin)]
 
 
 def expressible(schedule: Schedule) -> bool:
@@ -92,11 +97,14 @@ def build_triton_tables(frame: pd.DataFrame, *, draw: str | None = None) -> list
 
 def _table(part: pd.DataFrame) -> TritonTable:
     times: dict[int, dict[Schedule, dict[str, float]]] = {}
+    default: dict[int, dict[str, float]] = {}
     unsaid: set[int] = set()
     for row in rows_of(part):
         schedule = schedule_of_row(row)
         assert schedule is not None
         tokens = int(row["routing_num_tokens"])
+        if row["default"] is True:
+            default.setdefault(tokens, {})[str(row["projection"])] = float(row["time_us"])
         if not expressible(schedule):
             unsaid.add(tokens)
             continue
@@ -118,6 +126,7 @@ def _table(part: pd.DataFrame) -> TritonTable:
         triton_version=str(down["triton"]),
         entries=entries,
         layer_us=layer,
+        default_us={t: sum(times.values()) for t, times in default.items() if len(times) == 2},
         left_out=tuple(left_out),
     )
 
