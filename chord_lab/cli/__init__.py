@@ -34,6 +34,7 @@ COMMAND_MODULES: tuple[str, ...] = (
     "trace",
     "profile",
     "sweep",
+    "tune",
     "winners",
     "record",
     "export",

@@ -12,6 +12,10 @@ from chord_lab.cli import app, console, notes, print_json
 from chord_lab.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from w4a16_moe.schedule import Schedule
+
     from chord_lab.sweeps.winners import Winner
 
 
@@ -94,33 +98,47 @@ def print_winners(found: list[Winner]) -> None:
 
 
 def winners_table(rows: list[Winner]) -> Table:
-    """Default against winner, microseconds."""
+    """Default against winner, microseconds; columns that say nothing here, or do not fit the terminal, are left out."""
+    several_draws = len({w.draw for w in rows}) > 1
+    wide = console.width >= 150
+    columns: list[tuple[str, str, Callable[[Winner], str], bool]] = [
+        ("rows", "right", lambda w: str(w.routed_m), True),
+        ("draw", "left", lambda w: w.draw, several_draws),
+        ("default", "left", lambda w: _label(w.default_schedule), wide),
+        ("us", "right", lambda w: _us(w.default_time_us), True),
+        ("winner", "left", _winner_label, True),
+        ("us", "right", lambda w: _us(w.time_us if w.verdict == "win" else _best_us(w)), True),
+        ("gain", "right", lambda w: "-" if w.margin is None else f"{w.margin:+.1%}", True),
+        ("95 % interval", "right", _interval, True),
+        ("verdict", "left", lambda w: w.verdict, True),
+        ("Humming", "right", lambda w: _us(w.humming_us), any(w.humming_us for w in rows)),
+        ("its best", "right", lambda w: _us(w.humming_best_us), any(w.humming_best_us for w in rows)),
+        ("bf16", "right", lambda w: _us(w.baseline_us), wide and any(w.baseline_us for w in rows)),
+        ("failed", "right", lambda w: f"{w.failed}/{w.candidates}", True),
+    ]
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("tokens", "rows", "draw", "default", "us", "winner", "us", "gain", "95 % interval", "verdict"):
-        table.add_column(name, justify="left" if name in ("draw", "default", "winner", "verdict") else "right")
-    for name in ("Humming us", "its best tile", "bf16 us", "tried", "failed"):
-        table.add_column(name, justify="right")
+    shown = [column for column in columns if column[3]]
+    for name, justify, _, _ in shown:
+        table.add_column(name, justify=justify, no_wrap=name not in ("winner", "default"))  # type: ignore[arg-type]
     for w in rows:
-        default = w.default_schedule.label() if w.default_schedule else "-"
-        mine = w.best.label() if w.best and w.verdict != "none" else "-"
-        table.add_row(
-            str(w.num_tokens),
-            str(w.routed_m),
-            w.draw,
-            default,
-            _us(w.default_time_us),
-            "same" if mine == default else mine,
-            _us(w.time_us if w.verdict == "win" else _best_us(w)),
-            "-" if w.margin is None else f"{w.margin:+.1%}",
-            "-" if w.ratio_low is None or w.ratio_high is None else f"{1 - w.ratio_high:+.1%}..{1 - w.ratio_low:+.1%}",
-            w.verdict,
-            _us(w.humming_us),
-            _us(w.humming_best_us),
-            _us(w.baseline_us),
-            str(w.candidates),
-            str(w.failed),
-        )
+        table.add_row(*(cell(w) for _, _, cell, _ in shown))
     return table
+
+
+def _label(schedule: Schedule | None) -> str:
+    return schedule.label() if schedule else "-"
+
+
+def _winner_label(winner: Winner) -> str:
+    if winner.verdict == "none":
+        return "-"
+    return "default" if winner.best == winner.default_schedule else _label(winner.best)
+
+
+def _interval(winner: Winner) -> str:
+    if winner.ratio_low is None or winner.ratio_high is None or winner.best == winner.default_schedule:
+        return "-"
+    return f"{1 - winner.ratio_high:+.1%}..{1 - winner.ratio_low:+.1%}"
 
 
 def _best_us(winner: Winner) -> float | None:

@@ -21,7 +21,10 @@ Grid = Mapping[str, Sequence[Any]]
 SPACES = ("focus", "record", "full")
 # Rules of the plan itself; legality has its own.
 FITS_LOAD = "block_m fits the load"
-SMALLEST_SHARE = 1 / 8  # of the mean rows of an expert: a smaller block_m re-reads weights more than eight times
+# Least block_m as a share of the mean rows of an expert: a smaller one reads weights more than eight times; mma.sync,
+# which has no tensor rate to spare for it, more than twice.
+SMALLEST_SHARE = {"mma_sync": 1 / 2}
+OTHER_SMALLEST_SHARE = 1 / 8
 LARGEST_FACTOR = 2  # times the rows of the busiest expert, rounded up: a larger block_m only adds padding
 
 # Grids of one kernel are swept one after the other; a schedule that two grids share is tried once.
@@ -59,35 +62,67 @@ _MMA_SYNC: tuple[Grid, ...] = (
         "block_n": (128, 256),
         "block_k": (128,),
         "num_warps": (4, 8),
-        "num_stages": (2, 3),
+        "num_stages": (2,),
+        "ctas_per_sm": (2, 3),
         "swap_ab": (True,),
-        "token_slicing": ("static", "semi_static", "dynamic", "branched"),
+        "token_slicing": ("branched",),
+    },
+    {
+        "block_m": (16, 24, 32),
+        "block_n": (256,),
+        "block_k": (128,),
+        "num_warps": (8,),
+        "num_stages": (2,),
+        "ctas_per_sm": (2, 3),
+        "swap_ab": (True,),
+        "token_slicing": ("static", "semi_static", "dynamic"),
     },
     {
         "block_m": (8, 16, 24, 32),
         "block_n": (128, 256),
         "block_k": (128,),
-        "num_warps": (4, 8),
-        "num_stages": (2, 3),
+        "num_warps": (4,),
+        "num_stages": (2,),
         "ctas_per_sm": (2, 3, 4),
         "swap_ab": (True,),
         "persistent": (True,),
         "stream_k": (True,),
-        "token_slicing": ("branched", "static"),
+        "token_slicing": ("branched",),
+    },
+    {  # short K (TP8 down, K 256): what the round of block_k x num_stages leaves
+        "block_m": (8, 16, 24, 32),
+        "block_n": (128, 256),
+        "block_k": (64,),
+        "num_warps": (4,),
+        "num_stages": (2, 4),
+        "ctas_per_sm": (3,),
+        "swap_ab": (True,),
+        "token_slicing": ("branched",),
     },
 )
 _WGMMA: tuple[Grid, ...] = (
     {
-        "block_m": (16, 32, 48, 64, 96, 128, 176, 192, 256),
+        "block_m": (16, 32, 64, 96, 128, 160, 192, 256),
         "block_n": (128, 256),
         "block_k": (64,),
-        "num_warps": (4, 8),
-        "num_stages": (3, 4, 5, 6),
-        "ctas_per_sm": (1, 2),
+        "num_warps": (8,),
+        "num_stages": (4, 6),
         "swap_ab": (True,),
         "persistent": (True,),
         "tile_order": ("static", "dynamic"),
-        "token_slicing": ("static", "branched"),
+        "token_slicing": ("branched",),
+    },
+    {
+        "block_m": (16, 32, 64, 96, 128, 160, 192, 256),
+        "block_n": (128, 256),
+        "block_k": (64,),
+        "num_warps": (8,),
+        "num_stages": (4, 6),
+        "ctas_per_sm": (1, 2),
+        "swap_ab": (True,),
+        "persistent": (True,),
+        "tile_order": ("dynamic",),
+        "token_slicing": ("static",),
     },
 )
 _FULL: dict[str, Grid] = {
@@ -105,11 +140,11 @@ _FULL: dict[str, Grid] = {
         "token_slicing": ("static", "semi_static", "dynamic"),
     },
     "mma_sync": {
-        "block_m": (8, 16, 24, 32, 40, 48),
+        "block_m": (8, 16, 24, 32),
         "block_n": (64, 128, 256),
         "block_k": (64, 128, 256),
         "num_warps": (4, 8),
-        "num_stages": (2, 3, 4),
+        "num_stages": (2, 3, 4, 6, 8),
         "ctas_per_sm": (1, 2, 3, 4),
         "swap_ab": (True,),
         "persistent": (False, True),
@@ -119,11 +154,11 @@ _FULL: dict[str, Grid] = {
         "dequant": ("subnormal", "exponent"),
     },
     "wgmma": {
-        "block_m": (16, 32, 48, 64, 80, 96, 128, 160, 176, 192, 256),
+        "block_m": (16, 32, 64, 96, 128, 160, 192, 256),
         "block_n": (64, 128, 256),
-        "block_k": (64, 128),
-        "num_warps": (4, 8),
-        "num_stages": (2, 3, 4, 5, 6),
+        "block_k": (64,),
+        "num_warps": (8, 16),
+        "num_stages": (3, 4, 5, 6, 7, 8),
         "ctas_per_sm": (1, 2, 3),
         "group_m": (1, 4, 8),
         "swap_ab": (True,),
@@ -138,14 +173,14 @@ _RECORD: dict[str, tuple[Grid, ...]] = {
     "portable": (
         {
             "block_m": (8, 16, 32, 64, 128, 256),
-            "block_n": (64, 128),
+            "block_n": (128,),
             "block_k": (64, 128),
             "num_warps": (4, 8),
             "num_stages": (4,),
             "swap_ab": (True,),
         },
         {
-            "block_m": (16, 32, 64),
+            "block_m": (16, 32),
             "block_n": (128,),
             "block_k": (128,),
             "num_warps": (4,),
@@ -155,7 +190,7 @@ _RECORD: dict[str, tuple[Grid, ...]] = {
         },
         {
             "block_m": (64, 128),
-            "block_n": (128, 256),
+            "block_n": (256,),
             "block_k": (64,),
             "num_warps": (8,),
             "num_stages": (3,),
@@ -170,34 +205,66 @@ _RECORD: dict[str, tuple[Grid, ...]] = {
             "block_k": (128,),
             "num_warps": (4, 8),
             "num_stages": (2,),
+            "ctas_per_sm": (3,),
             "swap_ab": (True,),
-            "token_slicing": ("static", "semi_static", "dynamic", "branched"),
+            "token_slicing": ("branched",),
+        },
+        {
+            "block_m": (16, 24, 32),
+            "block_n": (256,),
+            "block_k": (128,),
+            "num_warps": (8,),
+            "num_stages": (2,),
+            "ctas_per_sm": (3, 2),
+            "swap_ab": (True,),
+            "token_slicing": ("static", "semi_static", "dynamic"),
         },
         {
             "block_m": (8, 16, 24, 32),
-            "block_n": (128, 256),
+            "block_n": (256,),
             "block_k": (128,),
             "num_warps": (4,),
             "num_stages": (2,),
-            "ctas_per_sm": (3, 4),
+            "ctas_per_sm": (3, 2),
             "swap_ab": (True,),
             "persistent": (True,),
             "stream_k": (True,),
             "token_slicing": ("branched",),
         },
+        {
+            "block_m": (8, 16, 32),
+            "block_n": (128, 256),
+            "block_k": (64,),
+            "num_warps": (4,),
+            "num_stages": (2,),
+            "ctas_per_sm": (3,),
+            "swap_ab": (True,),
+            "token_slicing": ("branched",),
+        },
     ),
     "wgmma": (
         {
-            "block_m": (16, 32, 48, 64, 96, 128, 176, 192, 256),
+            "block_m": (16, 32, 64, 96, 128, 160, 192, 256),
             "block_n": (128, 256),
             "block_k": (64,),
             "num_warps": (8,),
-            "num_stages": (4, 6),
+            "num_stages": (4,),
+            "swap_ab": (True,),
+            "persistent": (True,),
+            "tile_order": ("dynamic",),
+            "token_slicing": ("static", "branched"),
+        },
+        {
+            "block_m": (16, 32, 64),
+            "block_n": (128, 256),
+            "block_k": (64,),
+            "num_warps": (8,),
+            "num_stages": (6,),
             "ctas_per_sm": (1, 2),
             "swap_ab": (True,),
             "persistent": (True,),
-            "tile_order": ("static", "dynamic"),
-            "token_slicing": ("static", "branched"),
+            "tile_order": ("static",),
+            "token_slicing": ("static",),
         },
     ),
 }
@@ -245,19 +312,20 @@ def candidates(
 
 def judge(schedule: Schedule, point: Point, profile: Profile, device: Device) -> Verdict:
     """Whether a schedule may run at a point."""
-    reason = _misfit(schedule.block_m, point)
+    reason = _misfit(schedule, point)
     if reason:
         return Verdict(schedule, FITS_LOAD, reason)
     illegal = why_illegal(schedule, point.problem, profile, device)
     return Verdict(schedule, illegal.rule, illegal.reason) if illegal else Verdict(schedule, "", "")
 
 
-def _misfit(block_m: int, point: Point) -> str:
+def _misfit(schedule: Schedule, point: Point) -> str:
+    block_m = schedule.block_m
     busiest = max(point.routing.tok_e, default=0)
     mean = point.routed_m / max(1, point.routing.active_experts)
     if block_m > 8 and block_m > LARGEST_FACTOR * max(8, busiest):
         return f"block_m {block_m} for at most {busiest} rows an expert: only padding"
-    if block_m < mean * SMALLEST_SHARE:
+    if block_m < mean * SMALLEST_SHARE.get(schedule.kernel, OTHER_SMALLEST_SHARE):
         return f"block_m {block_m} for {mean:.0f} rows an expert: weights would be read {mean / block_m:.0f} times"
     return ""
 
@@ -269,7 +337,10 @@ def default_schedule(point: Point, device: Device | None) -> Schedule:
         module = importlib.import_module(HEURISTICS[profile.layout], "w4a16_moe")
     except ModuleNotFoundError as error:
         raise UserError(f"profile {profile.name}: this build of w4a16_moe has no heuristic ({error})") from None
-    return module.default_schedule(point.problem, point.routed_m, profile, device)
+    try:
+        return module.default_schedule(point.problem, point.routed_m, profile, device)
+    except ValueError as error:
+        raise UserError(f"{point.label()}: {error}") from None
 
 
 def device_named(slug: str) -> Device:

@@ -1,0 +1,201 @@
+"""``chord-lab tune``: sweep, winners, tuning table and report in one."""
+
+from __future__ import annotations
+
+import pathlib
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from chord_lab.cli import app, console, notes, print_json
+from chord_lab.cli.measuring import Request, source_of
+from chord_lab.cli.sweep import (
+    Candidates,
+    Dask,
+    Data,
+    Draw,
+    Jobs,
+    Peers,
+    Profile,
+    Resume,
+    Scenario,
+    Search,
+    Seconds,
+    Seed,
+    Source,
+    Space,
+    do_sweep,
+    finished,
+)
+from chord_lab.cli.winners import as_dict, print_winners
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from chord_lab.sweeps.winners import Winner
+
+
+@app.command("tune")
+def tune(
+    scenario: Scenario = "kimi-k2/ep8/decode",
+    source: Source = "auto",
+    out: Annotated[pathlib.Path | None, typer.Option(help="Directory of the run; under runs/ when not given.")] = None,
+    resume: Resume = False,
+    draw: Draw = None,
+    seed: Seed = 0,
+    points: Annotated[
+        str, typer.Option(help="all, published, or token counts; auto: all when replaying, published when measuring.")
+    ] = "auto",
+    profile: Profile = None,
+    space: Space = "focus",
+    search: Search = "grid",
+    peers: Peers = "own",
+    budget_seconds: Seconds = None,
+    budget_candidates: Candidates = None,
+    data: Data = None,
+    dask: Dask = None,
+    jobs: Jobs = None,
+    into_package: Annotated[
+        bool, typer.Option("--into-package", help="Write the table into the kernel package, where it takes effect.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """Find the schedule for every number of rows: sweep, decide, write the tuning table and a report."""
+    began = time.monotonic()
+    request = Request(
+        scenario=scenario,
+        source=source,
+        draws=draw or [],
+        seed=seed,
+        tokens=points,
+        profile=profile,
+        space=space,
+        search=search,
+        peers=peers,
+        data=data,
+        dask=dask,
+        jobs=jobs,
+    )
+    live = source_of(request) == "live"
+    if points == "auto":
+        request.tokens = "published" if live else "all"
+    directory = out or default_directory(scenario, live)
+    run = do_sweep(request, directory, resume, budget_seconds, budget_candidates)
+    table, found = _verdicts(directory)
+    exported = _export(table, directory, into_package)
+    report = _report(table, directory, run.cut_short)
+    result = {
+        **finished(run),
+        "winners": [as_dict(w) for w in found],
+        "tables": [file["path"] for file in exported["files"]],
+        "report": report,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    if as_json:
+        print_json(result)
+        return
+    _print(result, found, exported, live)
+
+
+def default_directory(scenario: str, live: bool) -> pathlib.Path:
+    """``runs/kimi-k2-ep8-decode``; a live run gets its own, since measurements are never written over."""
+    name = scenario.replace("/", "-")
+    return pathlib.Path("runs") / (f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}" if live else name)
+
+
+def _verdicts(directory: pathlib.Path) -> tuple[pa.Table, list[Winner]]:
+    from chord_lab.records.parquet import read_tables
+    from chord_lab.sweeps.winners import winners
+
+    table, skipped = read_tables(directory)
+    for text in skipped:
+        notes.print(text, markup=False, highlight=False, soft_wrap=True)
+    return table, winners(table)
+
+
+def _export(table: pa.Table, directory: pathlib.Path, into_package: bool) -> dict[str, Any]:
+    from chord_lab.cli.export import export_kernels
+    from chord_lab.export.tables.collect import collect
+
+    collected = collect(table)
+    for remark in collected.remarks:
+        notes.print(remark, markup=False, highlight=False, soft_wrap=True)
+    return {
+        **export_kernels(collected, directory / "tables", into_package=into_package, merge=True),
+        "missing": collected.missing,
+    }
+
+
+def _report(table: pa.Table, directory: pathlib.Path, cut_short: bool) -> str | None:
+    """Path of the report; where figures cannot be drawn, a line instead."""
+    try:
+        from chord_lab.export.report import write_report
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("chord_lab"):
+            raise
+        notes.print(f"no report: {error.name} is not installed (pip install 'chord-lab[lab]')", markup=False)
+        return None
+    remarks = ("the run was cut short: this report is partial",) if cut_short else ()
+    return str(write_report(table, directory / "report.html", remarks=remarks).path)
+
+
+def _print(result: dict[str, Any], found: list[Winner], exported: dict[str, Any], live: bool) -> None:
+    print_winners(found)
+    verdicts = [w.verdict for w in found]
+    wins, ties, nothing = (verdicts.count(name) for name in ("win", "tie", "none"))
+    failed = sum(w.failed for w in found)
+    console.print()
+    how = "measured live" if live else f"recorded on {', '.join(sorted({w.device for w in found}))}"
+    console.print(
+        f"{wins} wins, {ties} ties, {nothing} without a result at {len(found)} points; "
+        f"{result['candidates']} candidates {how}, {failed} failed"
+        f"{_kinds(found)}{'; partial' if result['partial'] else ''}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    _print_layers(found)
+    for missing in exported["missing"]:
+        notes.print(f"missing: {missing.projection} at {missing.routed_m} rows: {missing.reason}", highlight=False)
+    for path in result["tables"]:
+        console.print(f"table   {path}", markup=False, highlight=False, soft_wrap=True)
+    if result["report"]:
+        console.print(f"report  {result['report']}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"run     {result['out']}  ({result['seconds']} s)", markup=False, highlight=False, soft_wrap=True)
+
+
+def _kinds(found: list[Winner]) -> str:
+    totals: dict[str, int] = {}
+    for winner in found:
+        for status, count in winner.failures.items():
+            totals[status] = totals.get(status, 0) + count
+    return f" ({', '.join(f'{count} {status}' for status, count in sorted(totals.items()))})" if totals else ""
+
+
+def _print_layers(found: list[Winner]) -> None:
+    """gate_up + down; routing, activation and communication are not in it."""
+    from rich.table import Table
+
+    from chord_lab.sweeps.winners import layers
+
+    made = layers(found)
+    if not made:
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("layer: rows", "draw", "profile", "default us", "winners us", "gain", "Humming us", "its / ours"):
+        table.add_column(name, justify="left" if name in ("draw", "profile") else "right", no_wrap=True)
+    for layer in made:
+        peer = layer.humming_us
+        table.add_row(
+            str(layer.routed_m),
+            layer.draw,
+            layer.profile,
+            f"{layer.default_time_us:.1f}",
+            f"{layer.time_us:.1f}",
+            f"{1 - layer.time_us / layer.default_time_us:+.1%}",
+            f"{peer:.1f}" if peer else "-",
+            f"{peer / layer.time_us:.2f}" if peer else "-",
+        )
+    console.print(table)
