@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+triton = pytest.importorskip("triton", reason="triton has no build for this platform")
+
 CHECKS = Path(__file__).parent / "portable_checks.py"
 
 
@@ -26,8 +28,18 @@ def run_checks(interpret: bool) -> str:
     return done.stdout
 
 
+def interpreter_runs_loops() -> bool:
+    """Triton 3.6's interpreter turns one-element arrays into loop bounds, which numpy 2.4 no longer allows."""
+    numpy = pytest.importorskip("numpy", reason="Triton's interpreter needs numpy")
+    try:
+        return bool(int(numpy.ones(1)))
+    except TypeError:
+        return tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7)
+
+
 def test_portable_kernel_through_the_interpreter():
-    pytest.importorskip("triton", reason="triton has no build for this platform")
+    if not interpreter_runs_loops():
+        pytest.skip(f"the interpreter of Triton {triton.__version__} does not work with this numpy")
     passed = re.search(r"(\d+) passed", run_checks(interpret=True))
     assert passed and int(passed.group(1)) >= 80
 
