@@ -267,20 +267,9 @@ def _program(name: str, remark: str) -> Check:
     return Check(name, path is not None, path or "", "" if path else remark)
 
 
-def recorded_devices() -> list[str]:
-    """Devices that have recorded measurements, one folder each.
-
-    Raises:
-        UserError: no recorded measurements anywhere; the message says where they were looked for.
-    """
-    from chord_lab.measurement.replay import data_directory
-
-    folder = data_directory()
-    files = [folder] if folder.is_file() else folder.rglob("*.parquet")
-    return sorted({path.parent.name for path in files})
-
-
 def _records() -> Check:
+    from chord_lab.records.places import recorded_devices
+
     try:
         return Check("records", True, ", ".join(recorded_devices()))
     except UserError as error:

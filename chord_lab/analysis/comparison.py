@@ -18,6 +18,7 @@ from chord_lab.analysis.selection import (
     schedule_of_row,
     select,
     source_line,
+    with_labels,
 )
 from chord_lab.errors import UserError
 from chord_lab.records.intervals import Ratio, paired_ratio
@@ -98,7 +99,7 @@ def compare_info(
         UserError: no point where ours and another implementation were both timed, or unlike environments.
     """
     part = select(frame, scenario=scenario, projection=projection, draw=draw)
-    mine, theirs = candidates(part), name_tiles(others(part))
+    mine, theirs = with_labels(candidates(part)), name_tiles(others(part))
     if not len(mine) or not len(theirs):
         raise UserError("no point where both our kernels and another implementation were timed")
     import pandas as pd
@@ -123,14 +124,12 @@ def compare_info(
 
 
 def _ours(group: pd.DataFrame, chosen: Mapping[tuple[str, int, str], str]) -> dict[str, Any]:
-    """Row of the chosen schedule, with its label; the fastest row where none is chosen."""
+    """Row of the chosen schedule; the fastest row where none is chosen."""
     first = group.iloc[0]
     wanted = chosen.get((str(first["projection"]), int(first["routed_m"]), str(first["draw"])))
-    rows = rows_of(group.sort_values("time_us"))
-    for row in rows:
-        schedule = schedule_of_row(row)
-        row["label"] = schedule.label() if schedule else ""
-    return next((row for row in rows if row["label"] == wanted), rows[0])
+    rows = group[group["label"] == wanted] if wanted else group
+    rows = rows if len(rows) else group
+    return rows_of(rows.loc[[rows["time_us"].idxmin()]])[0]
 
 
 def _compare_point(lists: dict[str, list[Any]], ours: dict[str, Any], theirs: pd.DataFrame, names: list[str]) -> None:
@@ -192,7 +191,7 @@ def layer_info(
         UserError: no token count with both projections, several scenarios, or unlike environments.
     """
     part = select(frame, scenario=scenario, draw=draw)
-    mine = candidates(part)
+    mine = with_labels(candidates(part))
     if mine["scenario"].nunique() > 1:
         raise UserError(f"several scenarios ({', '.join(sorted(mine['scenario'].unique()))}); choose one")
     require_one_environment(mine)
@@ -267,16 +266,15 @@ def pair_info(frame: pd.DataFrame, first: str, second: str) -> PairInfo:
     """
     rows = candidates(frame)
     require_one_environment(rows)
-    entries = rows_of(rows)
+    labelled = with_labels(rows)
     by_label: dict[str, dict[Any, dict[str, Any]]] = {first: {}, second: {}}
     schedules = {}
-    for row in entries:
+    for row in rows_of(labelled[labelled["label"].isin([first, second])]):
         schedule = schedule_of_row(row)
-        if schedule is not None and schedule.label() in by_label:
-            label = schedule.label()
-            schedules[label] = schedule
-            key = (str(row["scenario"]), str(row["projection"]), int(row["routed_m"]), str(row["draw"]), row["seed"])
-            by_label[label][key] = row
+        assert schedule is not None  # it has a label
+        schedules[row["label"]] = schedule
+        key = (str(row["scenario"]), str(row["projection"]), int(row["routed_m"]), str(row["draw"]), row["seed"])
+        by_label[row["label"]][key] = row
     for label in (first, second):
         if label not in schedules:
             raise UserError(f"no timed record of schedule {label!r}")

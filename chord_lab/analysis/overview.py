@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from chord_lab.analysis.roofline import ceilings, impossible
+from chord_lab.analysis.roofline import BANDWIDTH_TOLERANCE, MATMUL_TOLERANCE, Ceilings, ceilings, impossible
 from chord_lab.analysis.selection import (
     environments,
     is_missing,
@@ -129,27 +129,31 @@ def doubt_info(frame: pd.DataFrame) -> DoubtInfo:
     top = ceilings(frame)
     lists: dict[str, list] = {n: [] for n in DoubtInfo._fields[:-1]}
     rows = frame[(frame["kind"] != "ceiling") & (frame["status"] == "ok")]
-    for row in rows_of(rows):
-        doubts = _doubts(row, top)
-        if not doubts:
-            continue
+    medians = [round_medians(times) for times in rows["times_us"]]
+    unsteady = [len(m) > 1 and max(m) > min(m) * (1 + DRIFT) for m in medians]
+    untimed = rows["time_us"].isna() & (rows["num_rounds"] > 0)
+    beyond = np.zeros(len(rows), dtype=bool)
+    if top.copy_gbps:
+        beyond |= (rows["bandwidth_gbps"] > top.copy_gbps * BANDWIDTH_TOLERANCE).to_numpy()
+    if top.dense_tflops:
+        beyond |= (rows["tflops"] > top.dense_tflops * MATMUL_TOLERANCE).to_numpy()
+    doubtful = np.array(unsteady, dtype=bool) | untimed.to_numpy() | beyond
+    for row in rows_of(rows[doubtful]):
         schedule = schedule_of_row(row)
         label = schedule.label() if schedule else str(row["implementation"])
         time = float("nan") if is_missing(row["time_us"]) else float(row["time_us"])
-        values = (label, str(row["projection"]), int(row["routed_m"]), time, "; ".join(doubts))
+        values = (label, str(row["projection"]), int(row["routed_m"]), time, "; ".join(_doubts(row, top)))
         for name, value in zip(lists, values, strict=True):
             lists[name].append(value)
     return DoubtInfo(**lists, source=source_line(timed(frame)))
 
 
-def _doubts(row: dict, top: object) -> list[str]:
+def _doubts(row: dict[str, Any], top: Ceilings) -> list[str]:
     if is_missing(row["time_us"]):
-        return ["too short to time"] if row.get("num_rounds") else []
-    doubts = []
-    beyond = impossible(float(row["bandwidth_gbps"]), float(row["tflops"]), top)  # type: ignore[arg-type]
-    if beyond:
-        doubts.append(beyond)
-    medians = round_medians(row.get("times_us"))
-    if len(medians) > 1 and max(medians) / min(medians) > 1 + DRIFT:
+        return ["too short to time"]
+    beyond = impossible(float(row["bandwidth_gbps"]), float(row["tflops"]), top)
+    doubts = [beyond] if beyond else []
+    medians = round_medians(row["times_us"])
+    if len(medians) > 1 and max(medians) > min(medians) * (1 + DRIFT):
         doubts.append(f"repeats differ by {max(medians) / min(medians) - 1:.0%} (drift or throttling)")
     return doubts

@@ -118,6 +118,15 @@ def schedule_of_row(row: Any) -> Schedule | None:
     return Schedule(**values) if "block_m" in values else None
 
 
+def with_labels(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with a column `label`: each distinct schedule is named once, however many rows it has."""
+    number = frame.groupby(list(SCHEDULE_COLUMNS), observed=True, dropna=False, sort=False).ngroup()
+    first = ~number.duplicated()
+    named = zip(number[first], rows_of(frame[first]), strict=True)
+    labels = {n: schedule.label() if (schedule := schedule_of_row(row)) else "" for n, row in named}
+    return frame.assign(label=number.map(labels))
+
+
 def fastest(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     """The fastest row of each group."""
     if not len(frame):
@@ -134,7 +143,12 @@ def round_medians(times_us: Any) -> list[float]:
     """Median launch of each interleaved repeat of one row, microseconds."""
     if times_us is None or isinstance(times_us, float):
         return []
-    return [float(np.median(times)) for times in times_us if len(times)]
+    return [_median(sorted(map(float, times))) for times in times_us if len(times)]
+
+
+def _median(ordered: list[float]) -> float:
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def spread_us(row: Any) -> tuple[float, float]:

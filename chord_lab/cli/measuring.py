@@ -205,8 +205,8 @@ def _replay(request: Request) -> tuple[Measure, Plan]:
 
 def recorded_table(request: Request) -> Any:
     """The records of a request's scenario."""
-    from chord_lab.measurement.replay import data_directory
     from chord_lab.records.parquet import read_tables
+    from chord_lab.records.places import data_directory
     from chord_lab.sweeps.recorded import of_scenario
 
     table, skipped = read_tables(data_directory(request.data))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -21,10 +22,17 @@ def routing(
     block_m: Annotated[int, typer.Option(help="Rows of a tile; experts are padded to whole tiles.")] = 64,
     draw: Annotated[str, typer.Option(help="uniform, balanced, zipf:S or file:PATH (topk_ids or counts).")] = "uniform",
     seed: Annotated[int, typer.Option(help="Seed of the draw; the token count is part of it already.")] = 0,
+    placement: Annotated[
+        Path | None,
+        typer.Option(help="File of where experts live (layer_list / device_list / ...): one GPU's share."),
+    ] = None,
+    gpu: Annotated[int, typer.Option(help="With --placement: whose rows to count.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """How tokens fall on experts: rows per expert, blocks, padding, balance."""
-    result = describe_routing(experts=experts, tokens=tokens, top_k=top_k, block_m=block_m, draw=draw, seed=seed)
+    result = describe_routing(
+        experts=experts, tokens=tokens, top_k=top_k, block_m=block_m, draw=draw, seed=seed, placement=placement, gpu=gpu
+    )
     if as_json:
         print_json(result)
         return
@@ -32,7 +40,15 @@ def routing(
 
 
 def describe_routing(
-    *, experts: int, tokens: int, top_k: int, block_m: int, draw: str, seed: int = 0
+    *,
+    experts: int,
+    tokens: int,
+    top_k: int,
+    block_m: int,
+    draw: str,
+    seed: int = 0,
+    placement: Path | None = None,
+    gpu: int = 0,
 ) -> dict[str, Any]:
     """Everything the command shows, under the JSON's keys."""
     from chord_lab import routing as r
@@ -40,7 +56,7 @@ def describe_routing(
     if block_m < 1:
         raise UserError(f"block_m must be at least 1, not {block_m}")
     ids = r.draw_topk_ids(draw, num_tokens=tokens, num_experts=experts, top_k=top_k, seed=seed)
-    load = r.local_load(ids, experts)
+    load = _share_of_gpu(ids, placement, gpu, experts) if placement else r.local_load(ids, experts)
     tok_e = load.tok_e
     now = r.padding(tok_e, block_m)
     smaller = r.smaller_block(tok_e, block_m)
@@ -70,6 +86,21 @@ def describe_routing(
     }
 
 
+def _share_of_gpu(ids: Any, placement: Path, gpu: int, experts: int) -> Any:
+    """Rows of one GPU's experts; routes to the others are counted apart.
+
+    A replicated expert's rows all count here: which copy a token takes is decided at run time.
+    """
+    from chord_lab import routing as r
+
+    layer = r.read_expert_placement(placement)[0]
+    if layer.num_logical != experts:
+        raise UserError(f"{placement} places {layer.num_logical} experts, but --experts is {experts}")
+    if not 0 <= gpu < len(layer.devices):
+        raise UserError(f"--gpu must be from 0 to {len(layer.devices) - 1}, not {gpu}")
+    return r.local_load(ids, len(layer.devices[gpu]), layer.expert_map(gpu))
+
+
 def _print(result: dict[str, Any]) -> None:
     from rich.table import Table
 
@@ -93,6 +124,8 @@ def _print(result: dict[str, Any]) -> None:
         style = "bold" if row.block_m == result["block_m"] else ""
         cells = (row.block_m, row.num_m_blocks, row.num_tokens_padded, f"{row.padding_share:.1%}")
         table.add_row(*map(str, cells), style=style)
+    if result["num_foreign"]:
+        console.print(f"{result['num_foreign']} routes go to experts of other GPUs: counted apart", highlight=False)
     console.print(table)
     smaller = result["smaller_block"]
     if smaller:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -28,7 +29,7 @@ def scenarios(
 
     if not name:
         _list(as_json)
-    elif name.endswith(".json") or "\\" in name or name.startswith((".", "/", "~")):
+    elif name.endswith(".json") or Path(name).expanduser().is_dir():
         _show_config(name, shard, phase, shapes_only, as_json)
     elif name in MODELS:
         _show_model(name, as_json)

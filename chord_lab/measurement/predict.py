@@ -20,12 +20,12 @@ from w4a16_moe.schedule import Schedule
 
 from chord_lab.errors import UserError
 from chord_lab.measurement.features import CONTINUOUS, features, floor_us, matrix
-from chord_lab.measurement.replay import data_directory
 from chord_lab.records.attempt import Candidate, Point, Sink, record_of
 from chord_lab.records.decode import decode
 from chord_lab.records.frames import to_frame
 from chord_lab.records.journal import now
 from chord_lab.records.parquet import read_tables, to_table
+from chord_lab.records.places import data_directory
 from chord_lab.records.record import CompileFacts, Environment, Method
 
 if TYPE_CHECKING:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import pathlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from chord_lab.errors import UserError
 from chord_lab.records.attempt import Sink
 from chord_lab.records.decode import decode, same_attempt
 from chord_lab.records.record import Environment
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-DATA_ENV = "CHORD_LAB_DATA"
 
 
 class ReplayMeasure:
@@ -29,7 +24,6 @@ class ReplayMeasure:
 
     def measure(self, plan: Any, sink: Sink) -> None:
         """Give the sink the record of every candidate of the plan that was recorded; the others are counted."""
-        import pyarrow as pa
 
         decoded = decode(self.table)
         points = {_identity(point): index for index, point in enumerate(plan.points)}
@@ -48,10 +42,10 @@ class ReplayMeasure:
             ids = np.array([_nth(known.get(c, []), twin) for c in decoded.candidates] or [-1])
             candidate = ids[decoded.candidate_of_row]
             keep |= (at >= 0) & (candidate >= 0) & np.isin(at * width + candidate, wanted)
-        chosen = self.table.filter(keep)
+        chosen = self.table if keep.all() else self.table.filter(keep)
         index = chosen.schema.get_field_index("source")
         kind = chosen.schema.field("source").type
-        chosen = chosen.set_column(index, "source", pa.array(["recorded"] * len(chosen)).cast(kind))
+        chosen = chosen.set_column(index, chosen.schema.field("source"), _constant("recorded", len(chosen), kind))
         environment = newest_environment(chosen)
         if environment is not None:
             sink.started(environment)
@@ -59,6 +53,13 @@ class ReplayMeasure:
         missing = len(plan) - int((keep & (at >= 0) & is_candidate[decoded.candidate_of_row]).sum())
         if missing > 0 and any(c.kind == "candidate" for c in plan.candidates):
             sink.note(f"{missing} candidates of the plan were never recorded")
+
+
+def _constant(word: str, count: int, kind: Any) -> Any:
+    """A dictionary-encoded column of one word."""
+    import pyarrow as pa
+
+    return pa.DictionaryArray.from_arrays(np.zeros(count, dtype=np.int32), pa.array([word])).cast(kind)
 
 
 def _identity(point: Any) -> tuple[Any, ...]:
@@ -73,21 +74,8 @@ def newest_environment(table: pa.Table) -> Environment | None:
     """The environment of the newest record."""
     if not len(table):
         return None
-    dates = table["date"].to_pylist()
-    row = table.slice(int(np.argmax(np.array([str(d) for d in dates]))), 1).to_pylist()[0]
+    import pyarrow.compute as pc
+
+    newest = max(str(date) for date in table["date"].unique().to_pylist())
+    row = table.slice(pc.index(table["date"].cast("string"), newest).as_py(), 1).to_pylist()[0]
     return Environment(**{k: row[k] for k in Environment.__dataclass_fields__ if row.get(k) is not None})
-
-
-def data_directory(named: pathlib.Path | None = None) -> pathlib.Path:
-    """Where recorded measurements lie: as named, CHORD_LAB_DATA, the checkout's data/, or ./data."""
-    places = [named, os.environ.get(DATA_ENV) or None]
-    if not any(places):
-        places = [pathlib.Path(__file__).parents[2] / "data", pathlib.Path.cwd() / "data"]
-    tried = [pathlib.Path(place) for place in places if place]
-    for place in tried:
-        if place.is_file() or (place.is_dir() and any(place.rglob("*.parquet"))):
-            return place
-    raise UserError(
-        f"no recorded measurements found (looked in {', '.join(map(str, tried))}); set {DATA_ENV} to a folder of them, "
-        "or measure on a GPU with --source live"
-    )

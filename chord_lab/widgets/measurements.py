@@ -15,9 +15,10 @@ from w4a16_moe.schedule import Schedule
 
 from chord_lab import analysis
 from chord_lab.analysis.timeline import Card
-from chord_lab.capabilities import data_folder
 from chord_lab.errors import UserError
+from chord_lab.measurement.replay import data_directory
 from chord_lab.records import Record, read_tables, to_frame, to_table
+from chord_lab.records.places import data_directory
 from chord_lab.sweeps.winners import Winner, winners
 from chord_lab.widgets.selection import Selection
 
@@ -38,7 +39,7 @@ class Measurements:
         Raises:
             UserError: no record there.
         """
-        folders = [pathlib.Path(path) for path in paths] or [data_folder()]
+        folders = [pathlib.Path(path) for path in paths] or [data_directory()]
         table, notices = read_tables(folders)
         if not len(table):
             raise UserError(f"no record under {', '.join(map(str, folders))}")

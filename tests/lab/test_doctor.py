@@ -7,6 +7,7 @@ import pytest
 from chord_lab import capabilities
 from chord_lab.capabilities import Check, Gpu, diagnose, select_visible, version_tuple
 from chord_lab.errors import UserError
+from chord_lab.records.places import recorded_devices
 
 GPUS = [Gpu(0, "NVIDIA H200", "GPU-aaaa1111-0000", 1), Gpu(1, "NVIDIA H200", "GPU-bbbb2222-0000", 1)]
 
@@ -92,11 +93,11 @@ def test_every_missing_thing_says_why():
 def test_records_are_looked_for_where_the_user_says(tmp_path, monkeypatch):
     monkeypatch.setenv("CHORD_LAB_DATA", str(tmp_path))
     with pytest.raises(UserError, match="no recorded measurements found"):
-        capabilities.recorded_devices()
+        recorded_devices()
     assert not next(c for c in diagnose().checks if c.name == "records").ok
     (tmp_path / "nvidia_h200").mkdir()
     (tmp_path / "nvidia_h200" / "x.parquet").touch()
-    assert capabilities.recorded_devices() == ["nvidia_h200"]
+    assert recorded_devices() == ["nvidia_h200"]
 
 
 def chord_lab(*arguments):
@@ -122,6 +123,18 @@ def test_routing_json_has_the_promised_keys():
     shown = chord_lab("routing", *arguments).stdout
     assert "98.4%" in shown
     assert "block_m 8 needs 8 blocks" in shown
+
+
+def test_one_gpus_share_of_a_placement_counts_foreign_routes_apart(tmp_path):
+    path = tmp_path / "placement.json"
+    devices = [{"device_id": i, "device_expert": e} for i, e in enumerate(([3, 0, 1], [2, 3, 1]))]
+    path.write_text(json.dumps({"layer_list": [{"layer_id": 0, "device_list": devices}]}))
+    options = ("routing", "--experts", "4", "--top-k", "2", "--tokens", "100", "--placement", str(path))
+    shares = [json.loads(chord_lab(*options, "--gpu", str(gpu), "--json").stdout) for gpu in (0, 1)]
+    everyone = json.loads(chord_lab(*options[:-2], "--json").stdout)["tok_e"]
+    assert shares[0]["tok_e"] == [everyone[e] for e in (3, 0, 1)]
+    assert shares[1]["num_foreign"] == everyone[0]
+    assert chord_lab(*options, "--gpu", "2").returncode == 2
 
 
 def test_scenarios_json():
