@@ -15,13 +15,13 @@ from chord_lab.analysis.selection import (
     require_one_environment,
     round_medians,
     rows_of,
-    schedule_of_row,
     select,
     source_line,
     with_labels,
 )
 from chord_lab.errors import UserError
 from chord_lab.records.intervals import Ratio, paired_ratio
+from chord_lab.records.rows import SCHEDULE_COLUMNS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -195,15 +195,10 @@ def layer_info(
     if mine["scenario"].nunique() > 1:
         raise UserError(f"several scenarios ({', '.join(sorted(mine['scenario'].unique()))}); choose one")
     require_one_environment(mine)
-    keys = ["routed_m", "num_tokens", "draw", "seed"]
-    ours: dict[Any, dict[str, dict[str, Any]]] = {}
-    for key, group in mine.groupby([*keys, "projection"], observed=True, dropna=False):
-        ours.setdefault(key[:-1], {})[str(key[-1])] = _ours(group, chosen or {})
-    whole = {key: both for key, both in ours.items() if {"gate_up", "down"} <= set(both)}
+    whole = _whole_layers(mine, chosen or {})
     if not whole:
         raise UserError("no token count where both gate_up and down were timed")
-    theirs = name_tiles(others(part))
-    sums = _layer_sums(theirs, keys)
+    sums = _layer_sums(name_tiles(others(part)))
     names = [n for n in PEER_NOTES if any(n in s for s in sums.values())]
     lists: dict[str, list[Any]] = {
         n: [] for n in LayerInfo._fields if n not in ("implementation", "caveats", "scenario", "source")
@@ -227,13 +222,26 @@ def layer_info(
     )
 
 
-def _layer_sums(theirs: pd.DataFrame, keys: list[str]) -> dict[Any, dict[str, float]]:
+_LAYER_KEYS = ["routed_m", "num_tokens", "draw", "seed"]
+
+
+def _whole_layers(
+    mine: pd.DataFrame, chosen: Mapping[tuple[str, int, str], str]
+) -> dict[Any, dict[str, dict[str, Any]]]:
+    """Point -> projection -> our row, where both projections were timed."""
+    ours: dict[Any, dict[str, dict[str, Any]]] = {}
+    for key, group in mine.groupby([*_LAYER_KEYS, "projection"], observed=True, dropna=False):
+        ours.setdefault(key[:-1], {})[str(key[-1])] = _ours(group, chosen)
+    return {key: both for key, both in ours.items() if {"gate_up", "down"} <= set(both)}
+
+
+def _layer_sums(theirs: pd.DataFrame) -> dict[Any, dict[str, float]]:
     """Point -> implementation -> gate_up + down of its fastest record each."""
     sums: dict[Any, dict[str, float]] = {}
     if not len(theirs):
         return sums
-    best = fastest(theirs, ["implementation", "projection", *keys])
-    for key, group in best.groupby(["implementation", *keys], observed=True, dropna=False):
+    best = fastest(theirs, ["implementation", "projection", *_LAYER_KEYS])
+    for key, group in best.groupby(["implementation", *_LAYER_KEYS], observed=True, dropna=False):
         times = dict(zip(group["projection"].astype(str), group["time_us"], strict=True))
         if {"gate_up", "down"} <= set(times):
             sums.setdefault(tuple(key[1:]), {})[str(key[0])] = float(times["gate_up"] + times["down"])
@@ -264,25 +272,13 @@ def pair_info(frame: pd.DataFrame, first: str, second: str) -> PairInfo:
     Raises:
         UserError: a label that no record has, or no point in common.
     """
-    rows = candidates(frame)
-    require_one_environment(rows)
-    labelled = with_labels(rows)
-    by_label: dict[str, dict[Any, dict[str, Any]]] = {first: {}, second: {}}
-    schedules = {}
-    for row in rows_of(labelled[labelled["label"].isin([first, second])]):
-        schedule = schedule_of_row(row)
-        assert schedule is not None  # it has a label
-        schedules[row["label"]] = schedule
-        key = (str(row["scenario"]), str(row["projection"]), int(row["routed_m"]), str(row["draw"]), row["seed"])
-        by_label[row["label"]][key] = row
-    for label in (first, second):
-        if label not in schedules:
-            raise UserError(f"no timed record of schedule {label!r}")
-    shared = sorted(set(by_label[first]) & set(by_label[second]))
+    rows = with_labels(require_one_environment(candidates(frame)))
+    mine, theirs = _points_of(rows, first), _points_of(rows, second)
+    shared = sorted(set(mine) & set(theirs))
     if not shared:
         raise UserError(f"{first!r} and {second!r} were timed at no common point")
-    one, two = schedules[first].to_dict(), schedules[second].to_dict()
-    pairs = [(by_label[first][key], by_label[second][key]) for key in shared]
+    pairs = [(mine[key], theirs[key]) for key in shared]
+    one, two = ({knob: row[knob] for knob in SCHEDULE_COLUMNS} for row in pairs[0])
     ratios = [ratio_of(b, a) for a, b in pairs]
     return PairInfo(
         first=first,
@@ -301,3 +297,12 @@ def pair_info(frame: pd.DataFrame, first: str, second: str) -> PairInfo:
         ratio_high=[r.high if r and r.num_pairs > 1 and np.isfinite(r.high) else None for r in ratios],
         source=source_line(rows),
     )
+
+
+def _points_of(rows: pd.DataFrame, label: str) -> dict[Any, dict[str, Any]]:
+    """Point -> row of the schedule with that label."""
+    found = rows_of(rows[rows["label"] == label])
+    if not found:
+        raise UserError(f"no timed record of schedule {label!r}")
+    keys = [(str(r["scenario"]), str(r["projection"]), int(r["routed_m"]), str(r["draw"]), r["seed"]) for r in found]
+    return dict(zip(keys, found, strict=True))

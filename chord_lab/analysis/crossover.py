@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 from w4a16_moe.block_m import DEFAULT_THRESHOLD, BlockMModel
@@ -11,7 +11,7 @@ from w4a16_moe.block_m import DEFAULT_THRESHOLD, BlockMModel
 from chord_lab.analysis.selection import (
     candidates,
     fastest,
-    require_one_environment,
+    require_one_setting,
     rows_of,
     schedule_of_row,
     select,
@@ -74,23 +74,13 @@ def crossover_info(
     rows = candidates(select(frame, projection=projection, scenario=scenario, draw=draw, profile=profile))
     if not len(rows):
         raise UserError(f"no timed candidate of {projection}" + (f" in {scenario}" if scenario else ""))
-    require_one_environment(rows)
-    for column in ("num_experts", "N", "K", "draw"):
-        if rows[column].nunique() > 1:
-            values = ", ".join(str(v) for v in sorted(rows[column].unique())[:6])
-            raise UserError(f"several values of {column} ({values}); choose one scenario and draw")
+    require_one_setting(rows)
     best = fastest(rows, ["routed_m", "block_m"])
     routed = sorted(int(m) for m in best["routed_m"].unique())
     blocks = sorted(int(b) for b in best["block_m"].unique())
     table = _Grid(best, routed, blocks)
-    best_block_m, best_us, alike = [], [], []
-    for j in range(len(routed)):
-        times = {b: table.time[i][j] for i, b in enumerate(blocks)}
-        known = {b: t for b, t in times.items() if t is not None}
-        winner = min(known, key=lambda b: (known[b], b))
-        best_block_m.append(winner)
-        best_us.append(known[winner])
-        alike.append(table.alike(j, blocks.index(winner)))
+    winners = [table.fastest_at(j) for j in range(len(routed))]
+    best_block_m, alike = [blocks[i] for i in winners], [table.alike(j, i) for j, i in enumerate(winners)]
     num_experts = int(rows["num_experts"].iloc[0])
     tokens = [m / num_experts for m in routed]
     return CrossoverInfo(
@@ -102,7 +92,7 @@ def crossover_info(
         high_us=table.high,
         schedule=table.label,
         best_block_m=best_block_m,
-        best_us=best_us,
+        best_us=[cast("float", table.time[i][j]) for j, i in enumerate(winners)],
         alike=alike,
         changes=_changes(tokens, best_block_m, alike),
         num_experts=num_experts,
@@ -129,6 +119,11 @@ class _Grid:
             self.low[i][j], self.high[i][j] = spread_us(row)
             schedule = schedule_of_row(row)
             self.label[i][j] = schedule.label() if schedule else None
+
+    def fastest_at(self, column: int) -> int:
+        """Index of the block_m with the least time at a point; the smaller block on a tie."""
+        times = [row[column] for row in self.time]
+        return min((t, i) for i, t in enumerate(times) if t is not None)[1]
 
     def alike(self, column: int, winner: int) -> list[int]:
         """Blocks whose time lies within the noise of the winner: repeats overlap, or they differ by less than NOISE."""

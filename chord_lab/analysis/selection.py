@@ -80,6 +80,20 @@ def require_one_environment(frame: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
+def require_one_setting(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows themselves, if they are of one problem and draw in one environment.
+
+    Raises:
+        UserError: several; the message names what differs.
+    """
+    require_one_environment(rows)
+    for column in ("num_experts", "N", "K", "draw"):
+        if rows[column].nunique() > 1:
+            values = ", ".join(str(v) for v in sorted(rows[column].unique())[:6])
+            raise UserError(f"several values of {column} ({values}); choose one scenario and draw")
+    return rows
+
+
 def source_line(frame: pd.DataFrame) -> str:
     """Where numbers come from: ``live on NVIDIA H200, 2026-11-29``, ``recorded on ...`` or ``predicted for ...``."""
     if not len(frame):

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 from w4a16_moe.problem import MoeProblem
-from w4a16_moe.schedule import Schedule
+from w4a16_moe.schedule import Schedule, TokenSlicing
 
 from chord_lab.analysis.roofline import ceilings
 from chord_lab.analysis.selection import (
     candidates,
     other_knobs,
     require_one_environment,
+    require_one_setting,
     rows_of,
     schedule_of_row,
     select,
@@ -154,27 +155,19 @@ def slicing_info(
         UserError: no family of schedules was measured with two slicings.
     """
     rows = candidates(select(frame, projection=projection, scenario=scenario, draw=draw, block_m=block_m))
-    require_one_environment(rows)
-    knobs = other_knobs("token_slicing")
-    order = ["static", "semi_static", "dynamic", "branched"]
-    found = []
-    for _, part in rows.groupby("routed_m", observed=True):
-        families = [family for _, family in part.groupby(knobs, observed=True, dropna=False)]
-        family = max(families, key=lambda f: (f["token_slicing"].nunique(), -float(f["time_us"].min())))
-        if family["token_slicing"].nunique() > 1:
-            found.append((int(family["routed_m"].iloc[0]), family))
+    found = _families(require_one_setting(rows))
     if not found:
         raise UserError(f"no schedule of {projection} was measured with two token slicings")
-    names = [s for s in order if any((family["token_slicing"] == s).any() for _, family in found)]
+    names = [s for s in get_args(TokenSlicing) if any((family["token_slicing"] == s).any() for family in found)]
     lists: dict[str, list[list]] = {"time_us": [], "low_us": [], "high_us": []}
     for name in names:
-        cells = [_fastest_of(family[family["token_slicing"] == name]) for _, family in found]
+        cells = [_fastest_of(family[family["token_slicing"] == name]) for family in found]
         for column, values in zip(lists, zip(*cells, strict=True), strict=True):
             lists[column].append(list(values))
-    per_point = [_slices_of_family(family) for _, family in found]
+    per_point = [_slices_of_family(family) for family in found]
     return SlicingInfo(
-        tokens_per_expert=[float(family["tokens_per_expert"].iloc[0]) for _, family in found],
-        routed_m=[routed_m for routed_m, _ in found],
+        tokens_per_expert=[float(family["tokens_per_expert"].iloc[0]) for family in found],
+        routed_m=[int(family["routed_m"].iloc[0]) for family in found],
         slicing=names,
         **lists,
         schedule=[p[0] for p in per_point],
@@ -184,6 +177,18 @@ def slicing_info(
         projection=projection,
         source=source_line(rows),
     )
+
+
+def _families(rows: pd.DataFrame) -> list[pd.DataFrame]:
+    """Per point, rows that differ in token slicing alone: most slicings first, then the fastest; none with only one."""
+    knobs = other_knobs("token_slicing")
+    found = []
+    for _, part in rows.groupby("routed_m", observed=True):
+        families = [family for _, family in part.groupby(knobs, observed=True, dropna=False)]
+        family = max(families, key=lambda f: (f["token_slicing"].nunique(), -float(f["time_us"].min())))
+        if family["token_slicing"].nunique() > 1:
+            found.append(family)
+    return found
 
 
 def _fastest_of(rows: pd.DataFrame) -> tuple[float | None, float | None, float | None]:

@@ -77,8 +77,7 @@ def timeline_info(
     the slot that is free first; stream-K cuts the whole of (tile, K) into equal runs.
     """
     expert, valid = _blocks(np.asarray(tok_e, dtype=np.int64), schedule.block_m)
-    columns = math.ceil(problem.N / schedule.block_n)
-    order = _order(len(expert), columns, schedule.group_m)
+    order = _order(len(expert), math.ceil(problem.N / schedule.block_n), schedule.group_m)
     num_tiles = len(order)
     slots = min(card.num_sms * schedule.ctas_per_sm, max(1, num_tiles * schedule.split_k))
     cost = _tile_us(problem, schedule, (expert, valid), card, slots)
@@ -86,23 +85,19 @@ def timeline_info(
     if schedule.split_k > 1:
         order = np.repeat(order, schedule.split_k, axis=0)
         durations = np.repeat(durations / schedule.split_k, schedule.split_k)
-    if schedule.stream_k:
-        which, slot, start, end = _stream_k(durations, slots)
-    elif schedule.persistent and schedule.tile_order == "static":
-        which, slot, start, end = _by_stride(durations, slots)
-    else:
-        which, slot, start, end = _first_free(durations, slots)
+    which, slot, start, end = _place(schedule, durations, slots)
     tiles = order[which]
+    block, column = tiles[:, 0], tiles[:, 1]
     span = float(end.max(initial=0.0))
     simulated = span + card.launch_us
     return TimelineInfo(
         slot=slot.tolist(),
         start_us=(start + card.launch_us).tolist(),
         end_us=(end + card.launch_us).tolist(),
-        expert=expert[tiles[:, 0]].tolist() if len(tiles) else [],
-        block=tiles[:, 0].tolist(),
-        column=tiles[:, 1].tolist(),
-        valid_rows=valid[tiles[:, 0]].tolist() if len(tiles) else [],
+        expert=expert[block].tolist(),
+        block=block.tolist(),
+        column=column.tolist(),
+        valid_rows=valid[block].tolist(),
         num_slots=slots,
         num_tiles=num_tiles,
         simulated_us=simulated,
@@ -112,6 +107,15 @@ def timeline_info(
         schedule=schedule.label(),
         source=source,
     )
+
+
+def _place(schedule: Schedule, durations: np.ndarray, slots: int) -> tuple[np.ndarray, ...]:
+    """Index of the tile, slot, start and end of each piece of work, by the schedule's own way of handing out tiles."""
+    if schedule.stream_k:
+        return _stream_k(durations, slots)
+    if schedule.persistent and schedule.tile_order == "static":
+        return _by_stride(durations, slots)
+    return _first_free(durations, slots)
 
 
 def _blocks(tok_e: np.ndarray, block_m: int) -> tuple[np.ndarray, np.ndarray]:

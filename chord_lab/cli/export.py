@@ -40,17 +40,12 @@ def export(
 ) -> None:
     """Write tuning tables. Ties keep the default; missing points and unsupported rows are named first."""
     from chord_lab.export.tables.collect import collect
-    from chord_lab.records import read_tables
 
     if to not in FORMATS:
         raise UserError(f"--to {to!r} is unknown; legal: {', '.join(FORMATS)}")
     if into_package and to != "kernels":
         raise UserError(f"--into-package writes the kernel package's tables; it does not go with --to {to}")
-    table, notices = read_tables(directory)
-    for notice in notices:
-        notes.print(notice, style="yellow", markup=False, highlight=False)
-    if not len(table):
-        raise UserError(f"{directory} holds no records")
+    table = _read(directory)
     folder = out or (directory if directory.is_dir() else directory.parent) / "tables"
     collected = collect(table, draw=draw, profile=profile, scenario=scenario)
     for remark in [*_partial(directory), *collected.remarks]:
@@ -66,6 +61,18 @@ def export(
         print_json(result)
     else:
         _print(result)
+
+
+def _read(directory: Path) -> Any:
+    """The records of a run; what was skipped is noted."""
+    from chord_lab.records import read_tables
+
+    table, notices = read_tables(directory)
+    for notice in notices:
+        notes.print(notice, style="yellow", markup=False, highlight=False)
+    if not len(table):
+        raise UserError(f"{directory} holds no records")
+    return table
 
 
 def _partial(directory: Path) -> list[str]:

@@ -11,6 +11,7 @@ from chord_lab.cli import app, console, print_json
 from chord_lab.errors import UserError
 
 BAR_WIDTH = 32
+SHOWN_BLOCKS = (8, 16, 32, 64, 96, 128, 176, 256)
 MOST_BARS = 24
 
 
@@ -60,7 +61,6 @@ def describe_routing(
     tok_e = load.tok_e
     now = r.padding(tok_e, block_m)
     smaller = r.smaller_block(tok_e, block_m)
-    expert_ids = [e for e, count in enumerate(tok_e) for _ in range(-(-int(count) // block_m))]
     return {
         "tok_e": tok_e,
         "num_m_blocks": now.num_m_blocks,
@@ -73,10 +73,10 @@ def describe_routing(
         "most_loaded": int(tok_e.max()),
         "balancedness": r.balancedness(tok_e),
         "balancedness_definition": r.BALANCEDNESS_DEFINITION,
-        "expert_ids": expert_ids,
+        "expert_ids": [e for e, count in enumerate(tok_e) for _ in range(-(-int(count) // block_m))],
         "block_m": block_m,
         "smaller_block": smaller,
-        "padding": [r.padding(tok_e, m) for m in sorted({8, 16, 32, 64, 96, 128, 176, 256, block_m})],
+        "padding": [r.padding(tok_e, m) for m in sorted({*SHOWN_BLOCKS, block_m})],
         "draw": draw,
         "seed": seed,
         "generator": r.GENERATOR,
