@@ -19,12 +19,15 @@ MAX_STAGES = 8
 ACCUMULATORS = 128  # fp32 accumulators a thread can hold beside the weights it dequantises, of 255 registers
 
 
-def smem_estimate(schedule: Schedule) -> int:
-    """Bytes of shared memory per CTA: codes, activations and scales of every stage but the one in registers."""
-    stage = schedule.block_n * schedule.block_k // 2  # codes
-    stage += schedule.block_m * schedule.block_k * 2  # activations
-    stage += schedule.block_n * schedule.block_k // 32 * 2  # scales
-    return stage * max(1, schedule.num_stages - 1)
+def smem_estimate(schedule: Schedule, capability: int = 90) -> int:
+    """Bytes of shared memory per CTA: codes, scales and activations of every stage but the one in registers.
+
+    From Hopper on activations stay in shared memory while the tensor cores read them, so every stage has its own.
+    """
+    weights = schedule.block_n * schedule.block_k // 2 + schedule.block_n * schedule.block_k // 32 * 2
+    activations = schedule.block_m * schedule.block_k * 2
+    ahead = max(1, schedule.num_stages - 1)
+    return weights * ahead + activations * (schedule.num_stages if capability >= 90 else ahead)
 
 
 def padded_k(problem: MoeProblem) -> int:
@@ -109,7 +112,7 @@ def _grid(schedule: Schedule, problem: MoeProblem, profile: Profile, device: Dev
 
 
 def _shared_memory(schedule: Schedule, problem: MoeProblem, profile: Profile, device: Device) -> str | None:
-    need = smem_estimate(schedule)
+    need = smem_estimate(schedule, device.capability)
     if need <= device.smem_per_cta:
         return None
     return (

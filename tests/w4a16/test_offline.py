@@ -23,6 +23,7 @@ from w4a16_moe.offline import (  # noqa: E402
     count_mma,
 )
 from w4a16_moe.portable_kernel import sum_parts_kernel  # noqa: E402
+from w4a16_moe.portable_rules import smem_estimate  # noqa: E402
 
 PROBLEM = MoeProblem(num_experts=48, N=4096, K=7168, top_k=8)
 DECODE = Schedule(kernel="portable", block_m=8, block_n=128, block_k=128, num_warps=4, num_stages=4, swap_ab=True)
@@ -53,6 +54,17 @@ def test_facts_of_real_shapes(schedule, capability, cache):
     assert facts.smem_bytes <= DEVICES["nvidia_a100_sxm4_80gb"].smem_per_cta
     assert (facts.triton_version, facts.capability) == (triton.__version__, capability)
     assert re.fullmatch(r"\d+\.\d+\.\d+", facts.ptxas_version)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"num_stages": 3}, {"block_m": 64}, {"block_n": 256}, {"block_k": 128}], ids=str
+)
+def test_the_shared_memory_estimate_is_close_to_what_the_compiler_takes(changes, cache):
+    """`why_illegal` judges by the estimate, so it must neither pass what cannot fit nor refuse what does."""
+    schedule = replace(PREFILL, **changes)
+    for capability in (80, 90):
+        exact = compile_facts(schedule, PROBLEM, capability, cache_dir=cache).smem_bytes
+        assert smem_estimate(schedule, capability) == pytest.approx(exact, rel=0.15)
 
 
 def test_wgmma_takes_weights_from_registers_on_hopper(cache):
