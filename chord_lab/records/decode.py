@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,6 +31,7 @@ CANDIDATE_COLUMNS = ("kind", "implementation", "config", *SCHEDULE_COLUMNS)
 
 
 Ids = npt.NDArray[np.int64]
+_ROWS_AT_ONCE = 1 << 16
 
 
 class Decoded(NamedTuple):
@@ -42,55 +43,91 @@ class Decoded(NamedTuple):
     candidate_of_row: Ids
 
 
+_decoded: dict[int, tuple[weakref.ref[Any], Decoded]] = {}  # by id of a living table
+
+
 def decode(table: pa.Table) -> Decoded:
-    """Points and candidates of a records table."""
+    """Points and candidates of a records table; remembered while the table lives, since several steps ask."""
+    known = _decoded.get(id(table))
+    if known is not None and known[0]() is table:
+        return known[1]
+    made = _decode(table)
+    key = id(table)
+    _decoded[key] = (weakref.ref(table, lambda _: _decoded.pop(key, None)), made)
+    return made
+
+
+def _decode(table: pa.Table) -> Decoded:
     import pyarrow.compute as pc
 
-    is_gemm = pc.is_valid(table["N"]).combine_chunks().to_numpy(zero_copy_only=False)
-    rows = np.flatnonzero(is_gemm)
-    gemms = table.take(rows)
-    point_ids, point_rows = group(gemms.select(list(POINT_COLUMNS)), tok_e_ids(gemms))
-    candidate_ids, candidate_rows = group(gemms.select(list(CANDIDATE_COLUMNS)))
-    point_of_row = np.full(len(table), -1, dtype=np.int64)
-    candidate_of_row = np.full(len(table), -1, dtype=np.int64)
-    point_of_row[rows], candidate_of_row[rows] = point_ids, candidate_ids
-    points = [_point(row) for row in gemms.take(point_rows).to_pylist()]
-    candidates = [_candidate(row) for row in gemms.take(candidate_rows).to_pylist()]
-    return Decoded(points, point_of_row, candidates, candidate_of_row)
+    point_ids, point_rows = group(table.select(list(POINT_COLUMNS)), tok_e_ids(table))
+    candidate_ids, candidate_rows = group(table.select(list(CANDIDATE_COLUMNS)))
+    is_gemm = pc.is_valid(table["N"]).to_numpy()
+    points: list[Point] = []
+    of_group = np.full(len(point_rows), -1)
+    for number, row in enumerate(table.select([*POINT_COLUMNS, "tok_e"]).take(point_rows).to_pylist()):
+        if row["N"] is not None:
+            of_group[number] = len(points)
+            points.append(_point(row))
+    candidates = [_candidate(row) for row in table.select(list(CANDIDATE_COLUMNS)).take(candidate_rows).to_pylist()]
+    return Decoded(points, of_group[point_ids], candidates, np.where(is_gemm, candidate_ids, -1))
 
 
 def group(table: pa.Table, extra: Ids | None = None) -> tuple[Ids, Ids]:
     """The group number of each row (rows of equal values share one), and the first row of each group."""
+    import pandas as pd
+
     codes = np.zeros(len(table), dtype=np.int64) if extra is None else extra
-    codes = np.unique(codes, return_inverse=True)[1].astype(np.int64)
+    width = int(codes.max(initial=0)) + 1
     for name in table.column_names:
-        values = _codes(table[name])
-        pairs = codes * (int(values.max(initial=0)) + 1) + values
-        codes = np.unique(pairs, return_inverse=True)[1].astype(np.int64)
-    first = np.unique(codes, return_index=True)[1]
-    return codes, first
+        values, count = _codes(table[name])
+        if count < 2:
+            continue
+        if width * count > 2**40:  # renumber before the product could overflow
+            codes = pd.factorize(codes)[0].astype(np.int64)
+            width = int(codes.max(initial=0)) + 1
+        codes = codes * count + values
+        width *= count
+    codes, _ = pd.factorize(codes)
+    first = np.full(int(codes.max(initial=-1)) + 1, len(codes), dtype=np.int64)
+    np.minimum.at(first, codes, np.arange(len(codes)))
+    return codes.astype(np.int64), first
 
 
-def _codes(column: pa.ChunkedArray) -> Ids:
+def _codes(column: pa.ChunkedArray) -> tuple[Ids, int]:
+    """A small whole number for each value, null included, and how many there may be."""
     import pyarrow as pa
 
-    array = column.combine_chunks()
+    array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
     if not pa.types.is_dictionary(array.type):
         array = array.dictionary_encode()
-    return array.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64) + 1
+    indices = array.indices.fill_null(-1) if array.indices.null_count else array.indices
+    return indices.to_numpy(zero_copy_only=False).astype(np.int64) + 1, len(array.dictionary) + 1
 
 
 def tok_e_ids(table: pa.Table) -> Ids:
     """A number for each row's per-expert counts: equal counts share it."""
-    array = table["tok_e"].combine_chunks()
+    import pandas as pd
+
+    column = table["tok_e"]
+    array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
     array = array.fill_null([]) if array.null_count else array
-    offsets = array.offsets.to_numpy()
-    values = array.values.to_numpy(zero_copy_only=False).astype(np.int64)
-    known: dict[bytes, int] = {}
-    return np.array(
-        [known.setdefault(values[a:b].tobytes(), len(known)) for a, b in itertools.pairwise(offsets)],
-        dtype=np.int64,
-    )
+    offsets = array.offsets.to_numpy().astype(np.int64)
+    lengths = np.diff(offsets)
+    longest = int(lengths.max(initial=0))
+    mixing = np.random.default_rng(0).integers(1, 2**62, longest + 1, dtype=np.int64)
+    hashes = np.empty(len(array), dtype=np.int64)
+    values = array.values
+    for start in range(0, len(array), _ROWS_AT_ONCE):  # products of a slice at a time: the counts are long
+        stop = min(start + _ROWS_AT_ONCE, len(array))
+        counts = values.slice(offsets[start], offsets[stop] - offsets[start]).to_numpy(zero_copy_only=False)
+        inside = np.arange(len(counts)) - np.repeat(offsets[start:stop] - offsets[start], lengths[start:stop])
+        with np.errstate(over="ignore"):  # sums modulo 2^64
+            sums = np.concatenate([[0], np.cumsum((counts.astype(np.int64) + 1) * mixing[inside])])
+            hashes[start:stop] = (
+                sums[offsets[start + 1 : stop + 1] - offsets[start]] - sums[offsets[start:stop] - offsets[start]]
+            )
+    return pd.factorize(hashes)[0].astype(np.int64)
 
 
 def _point(row: dict[str, Any]) -> Point:

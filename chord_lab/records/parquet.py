@@ -39,8 +39,10 @@ def arrow_schema() -> pa.Schema:
         for name, hint in get_type_hints(part).items():
             columns[name] = _arrow_type(hint, word)
     for column in ROUTING_COLUMNS.values():
-        columns[column] = word if column in ("draw", "generator") else pa.int64()
+        columns[column] = word if column in ("draw", "generator") else pa.int32()
     columns["tok_e"] = pa.list_(pa.int32())
+    for name in ("seed", "work_bytes", "work_flops", "peak_memory_bytes"):
+        columns[name] = pa.int64()
     return pa.schema(list(columns.items()))
 
 
@@ -48,7 +50,7 @@ def _arrow_type(hint: Any, word: Any) -> Any:
     import pyarrow as pa
 
     options = [hint, *get_args(hint)]
-    for python, arrow in ((bool, pa.bool_()), (int, pa.int64()), (float, pa.float64())):
+    for python, arrow in ((bool, pa.bool_()), (int, pa.int32()), (float, pa.float32())):
         if python in options:
             return arrow
     return word
@@ -122,17 +124,23 @@ def read_tables(
         tables.append(table)
     if not tables:
         return schema.empty_table(), notices
-    return pa.concat_tables(tables).unify_dictionaries().combine_chunks(), notices
+    whole = pa.concat_tables(tables)
+    if any(column.num_chunks > 1 for column in whole.columns):
+        whole = whole.unify_dictionaries().combine_chunks()
+    return whole, notices
 
 
 def _conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """A column that an older file lacks is null."""
     import pyarrow as pa
 
-    arrays = [
-        table.column(f.name).cast(f.type) if f.name in table.column_names else pa.nulls(len(table), f.type)
-        for f in schema
-    ]
+    def column(field: pa.Field) -> Any:
+        if field.name not in table.column_names:
+            return pa.nulls(len(table), field.type)
+        have = table.column(field.name)
+        return have if have.type == field.type else have.cast(field.type)
+
+    arrays = [column(field) for field in schema]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from w4a16_moe.devices import Device
+from w4a16_moe.problem import MoeProblem
 from w4a16_moe.schedule import Schedule
 
 from chord_lab.records.attempt import Candidate, Point
@@ -66,11 +67,15 @@ class Plan:
 
     def summary(self) -> dict[str, Any]:
         """What `--plan-only` prints."""
-        kernels = {(c.schedule, p.problem) for p, cs in self.by_point() for c in cs if c.schedule is not None}
+        problems: dict[MoeProblem, int] = {}
+        of_point = np.array([problems.setdefault(p.problem, len(problems)) for p in self.points] or [0])
+        compiled = np.array([c.schedule is not None for c in self.candidates] or [False])
+        kernels = of_point[self.pairs[:, 0]] * (len(self.candidates) + 1) + self.pairs[:, 1]
+        num_kernels = len(np.unique(kernels[compiled[self.pairs[:, 1]]]))
         return {
             "points": len(self.points),
             "candidates": len(self),
-            "kernels_to_compile": len(kernels),
+            "kernels_to_compile": num_kernels,
             "refused": {rule: {"count": r.count, "example": r.example} for rule, r in self.refused.items()},
             "num_refused": sum(r.count for r in self.refused.values()),
         }

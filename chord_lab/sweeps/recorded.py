@@ -48,13 +48,15 @@ def of_scenario(
             mask = pc.and_(mask, one_of(column, values))
     if not isinstance(tokens, str):
         mask = pc.and_(mask, one_of("num_tokens", list(tokens)))
-    chosen = table.filter(mask)
+    chosen = table if pc.all(mask).as_py() else table.filter(mask)
     if not len(chosen):
         have = ", ".join(recorded_scenarios(table)) or "none"
         raise UserError(f"no records of {scenario} with these filters; recorded scenarios: {have}")
     chosen, remarks = newest_runs(chosen)
     run_ids = chosen["run_id"].unique().to_pylist()
     ceilings = table.filter(pc.and_(one_of("run_id", run_ids), one_of("kind", ["ceiling"])))
+    if not len(ceilings):
+        return chosen, remarks
     return pa.concat_tables([chosen, ceilings]).unify_dictionaries().combine_chunks(), remarks
 
 
@@ -71,21 +73,26 @@ def newest_runs(table: pa.Table) -> tuple[pa.Table, list[str]]:
     counts = (points >= 0) & candidates[decoded.candidate_of_row]
     np.maximum.at(newest, points[counts], age[counts])
     keep = (points < 0) | (newest[points] < 0) | (age == newest[points])
-    remarks = []
-    if not keep.all():
-        remarks.append(f"{int((~keep).sum())} records of older runs at the same points are left out")
-    return table.filter(keep), remarks
+    if keep.all():
+        return table, []
+    return table.filter(keep), [f"{int((~keep).sum())} records of older runs at the same points are left out"]
 
 
 def recorded_plan(table: pa.Table) -> Plan:
     """The plan that tries again what the table holds; defaults are those of the time of recording."""
     decoded = decode(table)
-    defaults = table["default"].combine_chunks().fill_null(False).to_numpy(zero_copy_only=False)
+    is_default = table["default"].combine_chunks().fill_null(False).to_numpy(zero_copy_only=False)
     ours = np.array([c.kind == "candidate" for c in decoded.candidates] or [False])  # peers come along by themselves
     rows = np.flatnonzero((decoded.point_of_row >= 0) & ours[decoded.candidate_of_row])
-    count = len(decoded.candidates)
-    shift = np.where(defaults[rows], count, 0)  # a candidate that is somewhere the default stands twice in the list
-    candidates = [*decoded.candidates, *(replace(c, default=True) for c in decoded.candidates)]
-    pairs = np.stack([decoded.point_of_row[rows], decoded.candidate_of_row[rows] + shift], axis=1).astype(np.int32)
-    pairs = np.unique(pairs, axis=0)
-    return Plan(decoded.points, candidates, pairs)
+    chosen = decoded.candidate_of_row[rows].astype(np.int32)
+    flagged = is_default[rows]
+    # a candidate that is the default somewhere stands in the list a second time, marked as such
+    twins = np.unique(chosen[flagged])
+    candidates = [*decoded.candidates, *(replace(decoded.candidates[i], default=True) for i in twins)]
+    chosen[flagged] = len(decoded.candidates) + np.searchsorted(twins, chosen[flagged])
+    pairs = np.stack([decoded.point_of_row[rows].astype(np.int32), chosen], axis=1)
+    order = np.lexsort((pairs[:, 1], pairs[:, 0]))
+    pairs = pairs[order]
+    fresh = np.ones(len(pairs), dtype=bool)
+    fresh[1:] = (np.diff(pairs, axis=0) != 0).any(axis=1)
+    return Plan(decoded.points, candidates, pairs[fresh])
