@@ -86,10 +86,13 @@ def export_kernels(collected: Collected, folder: Path, *, into_package: bool, me
     """Write one file per device and profile, prove each against the resolver, and say what changed."""
     from w4a16_moe.resolve import BUNDLED
 
-    from chord_lab.export.tables.kernels import build, differences, load_table, package_path, write
+    from chord_lab.export.tables.kernels import build, differences, legal_points, load_table, package_path, write
 
     files = []
-    for tables in collected.tables:
+    for recorded in collected.tables:
+        tables, remarks = legal_points(recorded)
+        for remark in remarks:
+            notes.print(remark, style="yellow", markup=False, highlight=False)
         path = package_path(tables.device, tables.profile, BUNDLED if into_package else folder)
         if into_package and "predicted" in tables.provenance["records"]["source"]:
             raise UserError("predicted times do not go into the package: measure, or export to a folder")
@@ -158,7 +161,7 @@ def _export_triton(
 
 
 def _export_rows(collected: Collected, folder: Path, to: str, *, merge: bool) -> dict[str, Any]:
-    from chord_lab.export.tables.kernels import build
+    from chord_lab.export.tables.kernels import build, legal_points
     from chord_lab.export.tables.rows import write_humming, write_t4
 
     if to == "t4":
@@ -167,7 +170,7 @@ def _export_rows(collected: Collected, folder: Path, to: str, *, merge: bool) ->
     paths = [
         path
         for tables in collected.tables
-        for path in write_humming(build(tables, merge=merge), tables, folder / "humming")
+        for path in write_humming(build(legal_points(tables)[0], merge=merge), tables, folder / "humming")
     ]
     target = "kernels of w4a16_moe, in Humming's row form"
     return {"to": to, "target": target, "files": [{"path": p, "rows": []} for p in paths]}

@@ -10,7 +10,16 @@ from w4a16_moe.tables import ProblemTable, TuningFile
 
 from chord_lab.errors import UserError
 from chord_lab.export.tables.collect import collect
-from chord_lab.export.tables.kernels import KernelTables, build, check, differences, load_table, package_path, write
+from chord_lab.export.tables.kernels import (
+    KernelTables,
+    build,
+    check,
+    differences,
+    legal_points,
+    load_table,
+    package_path,
+    write,
+)
 from chord_lab.export.tables.points import TablePoint, missing_points, table_rows
 from chord_lab.records import to_table, write_parquet
 
@@ -35,29 +44,26 @@ def bounds(rows):
 
 
 def test_rows_cover_everything_once_and_join_equal_neighbours():
-    rows = table_rows(
-        [point(400, tile(32)), point(100, tile(16)), point(200, tile(16)), point(800, tile(32))], tile(64)
-    )
+    rows = table_rows([point(400, tile(32)), point(100, tile(16)), point(200, tile(16)), point(800, tile(32))])
     assert bounds(rows) == [(0, 200, 16, (100, 200), "win"), (200, None, 32, (400, 800), "win")]
 
 
 def test_a_tie_keeps_the_default():
-    rows = table_rows([point(100, tile(64), verdict="tie"), point(200, tile(32))], tile(64))
+    rows = table_rows([point(100, tile(64), verdict="tie"), point(200, tile(32))])
     assert bounds(rows) == [(0, 100, 64, (100,), "tie"), (100, None, 32, (200,), "win")]
     assert "default kept" in rows[0].note
 
 
 def test_a_point_where_nothing_succeeded_is_marked_and_gets_the_default():
-    rows = table_rows([point(100, tile(64), verdict="tie"), point(200, None, verdict="none")], tile(16))
+    rows = table_rows([point(100, tile(64), verdict="tie"), point(200, None, verdict="none")])
     assert bounds(rows) == [(0, 100, 64, (100,), "tie"), (100, None, 64, (), "default")]
     assert "no measured point supports this row" in rows[1].note
-    assert bounds(table_rows([point(200, None, verdict="none", default=None)], tile(16))) == [
-        (0, None, 16, (), "default")
-    ]
+    with pytest.raises(ValueError, match="neither a winner nor a default"):
+        table_rows([point(200, None, verdict="none", default=None)])
 
 
 def test_wide_gaps_are_said():
-    rows = table_rows([point(100, tile(16)), point(1000, tile(32))], tile(64))
+    rows = table_rows([point(100, tile(16)), point(1000, tile(32))])
     assert "nothing measured between routed_m 100 and 1000" in rows[1].note
     assert "nothing measured above routed_m 1000" in rows[1].note
     assert "nothing measured" not in rows[0].note
@@ -71,8 +77,8 @@ def test_merging_makes_the_fewest_rows_and_stays_within_the_margin():
         point(300, c, within=[b, c]),
         point(400, c, within=[c]),
     ]
-    assert [r.schedule for r in table_rows(points, a)] == [a, b, c]
-    merged = table_rows(points, a, merge=True)
+    assert [r.schedule for r in table_rows(points)] == [a, b, c]
+    merged = table_rows(points, merge=True)
     assert bounds(merged) == [(0, 300, 32, (100, 200, 300), "win"), (300, None, 128, (400,), "win")]
     for row in merged:
         for p in points:
@@ -106,7 +112,7 @@ def test_written_tables_are_what_the_resolver_serves(tmp_path):
 
 def test_other_problems_of_the_file_are_kept(tmp_path):
     other = MoeProblem(num_experts=4, N=256, K=512)
-    old_rows = table_rows([point(64, tile(16))], tile(16))
+    old_rows = table_rows([point(64, tile(16))])
     old = TuningFile(
         device="nvidia_h200", profile=build(tables(point(1, tile(16)))).profile,
         tables=(ProblemTable(problem=other, rows=old_rows), ProblemTable(problem=PROBLEM, rows=old_rows)),
@@ -142,6 +148,23 @@ def test_differences_are_ranges():
 def test_illegal_and_foreign_schedules_are_never_exported(schedule, profile, reason):
     with pytest.raises(UserError, match=reason):
         build(tables(point(100, schedule), profile=profile))
+
+
+def test_a_point_without_winner_and_default_gets_what_the_package_would_choose():
+    file = build(tables(point(100, None, verdict="none", default=None)))
+    row = file.table_for(PROBLEM).row_for(100)
+    assert row.schedule == resolve_schedule(PROBLEM, 100, "portable", "nvidia_h200").schedule
+    assert (row.verdict, row.measured_m) == ("default", ())
+
+
+def test_winners_that_became_illegal_leave_the_default_and_say_so():
+    points = (point(100, tile(8), within=[tile(8), tile(16)]), point(200, tile(32)))
+    legal, remarks = legal_points(tables(*points))
+    assert [p.schedule for p in legal.points] == [None, tile(32)]
+    assert len(remarks) == 1
+    assert "gate_up at 100 rows: portable 8x64x64 w4 s2 is illegal in this version" in remarks[0]
+    file = build(legal)
+    assert bounds(file.table_for(PROBLEM).rows)[0] == (0, 100, 64, (), "default")
 
 
 def test_nothing_to_export_is_refused():

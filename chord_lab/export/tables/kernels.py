@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,7 +47,7 @@ def build(tables: KernelTables, *, merge: bool = False, existing: TuningFile | N
         by_problem.setdefault(point.problem, []).append(point)
     made = []
     for problem, points in by_problem.items():
-        rows = table_rows(points, _fallback(problem, points, tables), merge=merge)
+        rows = table_rows([_with_default(p, tables) for p in points], merge=merge)
         for row in rows:
             _require_legal(row.schedule, problem, tables)
         made.append(ProblemTable(problem=problem, rows=rows))
@@ -61,26 +61,49 @@ def build(tables: KernelTables, *, merge: bool = False, existing: TuningFile | N
     )
 
 
-def _fallback(problem: MoeProblem, points: Sequence[TablePoint], tables: KernelTables) -> Schedule:
-    """A schedule for points where nothing succeeded: a neighbour's default, else the package's own choice."""
-    for point in points:
-        if point.default is not None:
-            return point.default
-    resolved = resolve_schedule(problem, max(1, points[0].routed_m), tables.profile, tables.device)
-    assert resolved.schedule is not None
-    return resolved.schedule
+def legal_points(tables: KernelTables) -> tuple[KernelTables, list[str]]:
+    """The same with winners that this version calls illegal taken out, and a remark for each.
+
+    Records outlive rules: what ran when it was recorded may be refused by a later kernel. The default then stays.
+    """
+    kept, remarks = [], []
+    for point in tables.points:
+        reason = _why_illegal(point.schedule, point.problem, tables) if point.schedule else None
+        if reason and point.schedule:
+            place = f"{point.projection} at {point.routed_m} rows"
+            remarks.append(
+                f"{place}: {point.schedule.label()} is illegal in this version ({reason}); the default stays"
+            )
+            point = replace(point, schedule=None, verdict="none", time_us=None, within=frozenset())  # noqa: PLW2901
+        legal = frozenset(s for s in point.within if not _why_illegal(s, point.problem, tables))
+        kept.append(replace(point, within=legal))
+    return replace(tables, points=tuple(kept)), remarks
+
+
+def _with_default(point: TablePoint, tables: KernelTables) -> TablePoint:
+    """A point without a winner needs a default that runs: the recorded one, else what the package chooses there."""
+    if point.schedule or (point.default and not _why_illegal(point.default, point.problem, tables)):
+        return point
+    resolved = resolve_schedule(point.problem, max(1, point.routed_m), tables.profile, tables.device)
+    return replace(point, default=resolved.schedule)
+
+
+def _why_illegal(schedule: Schedule, problem: MoeProblem, tables: KernelTables) -> str | None:
+    """Why the device's kernels refuse it; None if they do not, or if the device is unknown."""
+    device = DEVICES.get(tables.device)
+    illegal = why_illegal(schedule, problem, get_profile(tables.profile), device) if device else None
+    return str(illegal) if illegal else None
 
 
 def _require_legal(schedule: Schedule, problem: MoeProblem, tables: KernelTables) -> None:
-    device = DEVICES.get(tables.device)
     profile = get_profile(tables.profile)
     if schedule.kernel not in profile.kernels:
         raise UserError(
             f"schedule {schedule.label()} is another profile's: {tables.profile} runs {', '.join(profile.kernels)}"
         )
-    illegal = why_illegal(schedule, problem, profile, device) if device else None
-    if illegal:
-        raise UserError(f"schedule {schedule.label()} is illegal for {_shape(problem)} in {tables.profile}: {illegal}")
+    reason = _why_illegal(schedule, problem, tables)
+    if reason:
+        raise UserError(f"schedule {schedule.label()} is illegal for {_shape(problem)} in {tables.profile}: {reason}")
 
 
 def write(file: TuningFile, path: Path, points: Iterable[TablePoint]) -> int:

@@ -60,14 +60,14 @@ class _Run:
     verdict: str
 
 
-def table_rows(points: Sequence[TablePoint], fallback: Schedule, *, merge: bool = False) -> tuple[TuningRow, ...]:
+def table_rows(points: Sequence[TablePoint], *, merge: bool = False) -> tuple[TuningRow, ...]:
     """Rows that cover every routed_m: the first from 0, each up to its largest measured point, the last one open.
 
     Neighbours with one schedule share a row. With `merge`, so do neighbours where some schedule stays within each
-    point's margin. Points where nothing succeeded get `fallback` in a row that no measurement supports.
+    point's margin. Points where nothing succeeded get their default in a row that no measurement supports.
     """
     ordered = sorted(points, key=lambda p: p.routed_m)
-    runs = _merged(ordered, fallback) if merge else _equal(ordered, fallback)
+    runs = _merged(ordered) if merge else _equal(ordered)
     edges = [run.points[-1].routed_m for run in runs[:-1]]
     rows = []
     for run, low, high in zip(runs, [0, *edges], [*edges, None], strict=True):
@@ -85,17 +85,19 @@ def table_rows(points: Sequence[TablePoint], fallback: Schedule, *, merge: bool 
     return tuple(rows)
 
 
-def _choice(point: TablePoint, fallback: Schedule) -> tuple[Schedule, str]:
+def _choice(point: TablePoint) -> tuple[Schedule, str]:
     if point.schedule is None:
-        return point.default or fallback, "default"
+        if point.default is None:
+            raise ValueError(f"{point.projection} at {point.routed_m} rows has neither a winner nor a default")
+        return point.default, "default"
     return point.schedule, "win" if point.verdict == "win" else "tie"
 
 
-def _equal(points: Sequence[TablePoint], fallback: Schedule) -> list[_Run]:
+def _equal(points: Sequence[TablePoint]) -> list[_Run]:
     """Runs of points whose own choice is the same schedule. Supported and unsupported points do not share a row."""
     runs: list[_Run] = []
     for point in points:
-        schedule, verdict = _choice(point, fallback)
+        schedule, verdict = _choice(point)
         last = runs[-1] if runs else None
         if last and last.schedule == schedule and (last.verdict == "default") == (verdict == "default"):
             both = "win" if "win" in (last.verdict, verdict) else verdict
@@ -105,7 +107,7 @@ def _equal(points: Sequence[TablePoint], fallback: Schedule) -> list[_Run]:
     return runs
 
 
-def _merged(points: Sequence[TablePoint], fallback: Schedule) -> list[_Run]:
+def _merged(points: Sequence[TablePoint]) -> list[_Run]:
     """The fewest runs such that one schedule is within the margin at each of its points (greedy is optimal here)."""
     runs: list[_Run] = []
     open_points: list[TablePoint] = []
@@ -119,7 +121,7 @@ def _merged(points: Sequence[TablePoint], fallback: Schedule) -> list[_Run]:
     for point in points:
         if point.schedule is None:
             close()
-            runs.append(_Run((point,), *_choice(point, fallback)))
+            runs.append(_Run((point,), *_choice(point)))
             continue
         good = _within_margin(point)
         both = shared & good if open_points else good
