@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
 
@@ -14,6 +16,7 @@ from .legality import why_illegal
 from .packed import PackedWeights
 from .problem import MoeProblem
 from .profiles import Profile
+from .resolve import resolve_schedule, untuned
 from .routing import Routing
 from .schedule import Schedule
 
@@ -33,15 +36,24 @@ def indexed_gemm(
     x: the router's top_k for gate_up, 1 for down. Rows of ``out`` without a local expert are left as they are.
 
     ``schedule=None`` takes the table's for this profile, device and row count; its block_m must be the routing's.
-    Nothing is read back from the device, so a call can be captured in a CUDA graph. Raises ValueError, in one line.
+    Should it no longer compile, the untuned default runs instead and a RuntimeWarning says so. Nothing is read back
+    from the device, so a call can be captured in a CUDA graph. Raises ValueError, in one line.
     """
     _check_tensors(x, packed, routing, top_k, out)
     if out is None:
         out = torch.empty((routing.routed_m, packed.problem.N), dtype=torch.bfloat16, device=x.device)
     if routing.routed_m == 0 or routing.num_blocks_capacity == 0:
         return out
-    if schedule is None:
-        schedule = default_schedule(packed, routing.expected_m)
+    if schedule is not None:
+        _launch(x, packed, routing, schedule, out, top_k)
+    else:
+        _launch_resolved(x, packed, routing, default_schedule(packed, routing.expected_m), out, top_k)
+    return out
+
+
+def _launch(
+    x: torch.Tensor, packed: PackedWeights, routing: Routing, schedule: Schedule, out: torch.Tensor, top_k: int
+) -> None:
     if schedule.block_m != routing.block_m:
         raise ValueError(
             f"routing is aligned to block_m {routing.block_m}, the schedule {schedule.label()} to {schedule.block_m}"
@@ -51,13 +63,35 @@ def indexed_gemm(
         raise ValueError(f"schedule {schedule.label()} cannot run: {reason}")
     with on_device(x.device):
         kernel_module(schedule.kernel).launch(x, packed, routing, schedule, out, top_k)
-    return out
+
+
+# table's schedule that did not run here -> what runs instead; a table may be older than the compiler
+_substitutes: dict[tuple[Schedule, MoeProblem, torch.device], Schedule] = {}
+
+
+def _launch_resolved(
+    x: torch.Tensor, packed: PackedWeights, routing: Routing, schedule: Schedule, out: torch.Tensor, top_k: int
+) -> None:
+    """Launch a table's schedule; if it does not compile here, warn once and launch the untuned default instead."""
+    key = (schedule, packed.problem, x.device)
+    schedule = _substitutes.get(key, schedule)
+    try:
+        _launch(x, packed, routing, schedule, out, top_k)
+    except Exception as error:
+        if schedule.block_m != routing.block_m:
+            raise  # the caller's routing, not the schedule, is wrong
+        substitute = replace(untuned(packed.problem, routing.expected_m, packed.profile), block_m=routing.block_m)
+        if substitute == schedule:
+            raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        message = f"tuned schedule {schedule.label()} does not run here ({reason}); using {substitute.label()}"
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+        _launch(x, packed, routing, substitute, out, top_k)
+        _substitutes[key] = substitute
 
 
 def default_schedule(packed: PackedWeights, routed_m: int) -> Schedule:
     """What the tuning tables say for these weights and ``routed_m`` >= 1 rows on the current device."""
-    from .resolve import resolve_schedule
-
     resolved = resolve_schedule(packed.problem, routed_m, packed.profile)
     assert resolved.schedule is not None  # only 0 rows have none
     return resolved.schedule

@@ -35,12 +35,12 @@ def moe_layer(
         return x.new_empty((0, down.problem.N))
     num_experts = gate_up.problem.num_experts
     rows = expected_rows(topk_ids.numel(), num_experts, expert_map)
-    gate_up_schedule = gate_up_schedule or default_schedule(gate_up, rows)
-    down_schedule = down_schedule or default_schedule(down, rows)
-    routing = align_to_blocks(topk_ids, num_experts, gate_up_schedule.block_m, expert_map)
+    first_block_m = (gate_up_schedule or default_schedule(gate_up, rows)).block_m
+    second_block_m = (down_schedule or default_schedule(down, rows)).block_m
+    routing = align_to_blocks(topk_ids, num_experts, first_block_m, expert_map)
     hidden = indexed_gemm(x, gate_up, routing, top_k=top_k, schedule=gate_up_schedule)
-    if down_schedule.block_m != routing.block_m:
-        routing = align_to_blocks(topk_ids, num_experts, down_schedule.block_m, expert_map)
+    if second_block_m != first_block_m:
+        routing = align_to_blocks(topk_ids, num_experts, second_block_m, expert_map)
     routed = indexed_gemm(swiglu(hidden), down, routing, top_k=1, schedule=down_schedule)
     return combine(routed, topk_ids, topk_weights, num_experts, expert_map)
 

@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -23,7 +24,7 @@ BUNDLED = Path(__file__).parent / "tuning"
 # layout -> module with default_schedule(problem, routed_m, profile, device) -> Schedule
 HEURISTICS = {"rows": ".portable_rules", "fragment64": ".hopper.heuristics"}
 
-_loaded: dict[Path, tuple[tuple[int, int], TuningFile]] = {}
+_loaded: dict[Path, tuple[tuple[int, int, int], TuningFile]] = {}  # path -> (its stamp on disk, what it held)
 
 
 class Resolved(NamedTuple):
@@ -66,12 +67,12 @@ def resolve_schedule(
         warning = (
             f"no tuning table for device {device or '(none)'} and profile {profile.name}: using the default{where}"
         )
-        return Resolved(_heuristic(problem, routed_m, profile, device), "default", warning=warning)
+        return Resolved(untuned(problem, routed_m, profile, device), "default", warning=warning)
     table = load_cached(path, profile.name, device).table_for(problem)
     if table is None:
         shape = f"E={problem.num_experts} N={problem.N} K={problem.K}"
         warning = f"{path} has no table for {shape}: using the block_m model"
-        return Resolved(_heuristic(problem, routed_m, profile, device), "heuristic", str(path), warning=warning)
+        return Resolved(untuned(problem, routed_m, profile, device), "heuristic", str(path), warning=warning)
     row = table.row_for(routed_m)
     rule: Rule = "exact" if routed_m in row.measured_m else "bucket"
     return Resolved(row.schedule, rule, str(path), row, _doubt(table, row, routed_m, problem))
@@ -92,7 +93,7 @@ def find_table(
 def load_cached(path: Path, profile: str, device: str | None) -> TuningFile:
     """The checked file; read again only when it changed on disk."""
     status = path.stat()
-    stamp = (status.st_mtime_ns, status.st_size)
+    stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
     known = _loaded.get(path)
     if known is None or known[0] != stamp or known[1].profile.name != profile or known[1].device != device:
         known = (stamp, load(path, profile=profile, device=device))
@@ -123,7 +124,9 @@ def _candidates(profile: Profile, device: str | None, tables: str | Path | None)
         yield BUNDLED / device / f"{profile.name}.json"
 
 
-def _heuristic(problem: MoeProblem, routed_m: int, profile: Profile, device: str | None) -> Schedule:
+@lru_cache(maxsize=4096)
+def untuned(problem: MoeProblem, routed_m: int, profile: Profile, device: str | None = None) -> Schedule:
+    """The schedule that no measurement chose: block_m by tokens per expert, the rest by the kernel family's habit."""
     name = HEURISTICS[profile.layout]
     try:
         module = importlib.import_module(name, __package__)

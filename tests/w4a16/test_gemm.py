@@ -14,6 +14,7 @@ import w4a16_moe
 from w4a16_moe import MoeProblem, Schedule, align_to_blocks, get_profile, indexed_gemm, moe_layer, pack
 from w4a16_moe.families import kernel_module
 from w4a16_moe.moe import combine, swiglu
+from w4a16_moe.tables import ProblemTable, TuningFile, TuningRow
 
 SCHEDULE = Schedule(kernel="portable", block_m=16, block_n=32, block_k=64, num_warps=1, num_stages=2, swap_ab=True)
 
@@ -79,6 +80,37 @@ def test_no_rows_are_an_empty_result_and_no_launch():
         schedule=lambda _: None,
     )
     assert out.shape == (0, 32)
+
+
+def test_a_tuned_schedule_that_no_longer_compiles_gives_way_to_the_default(monkeypatch, tmp_path):
+    """The winner of an older compiler must not take a service down: the default runs, a warning names both (B32)."""
+    problem = MoeProblem(num_experts=2, N=32, K=64)
+    winner = replace(SCHEDULE, num_stages=3)
+    rows = (TuningRow(min_m=0, max_m=None, schedule=winner, measured_m=(6,)),)
+    file = TuningFile(device="cpu", profile=get_profile("portable"), tables=(ProblemTable(problem=problem, rows=rows),))
+    file.save(tmp_path / "portable.json")
+    monkeypatch.setenv("W4A16_MOE_TUNING", str(tmp_path / "portable.json"))
+    monkeypatch.setattr("w4a16_moe.resolve.current_device", lambda: "cpu")
+    monkeypatch.setattr("w4a16_moe.gemm._substitutes", {})
+    launched = []
+
+    class Family:
+        @staticmethod
+        def launch(x, packed, routing, schedule, out, top_k):
+            launched.append(schedule)
+            if schedule == winner:
+                raise RuntimeError("PassManager::run failed\nmore lines")
+
+    monkeypatch.setattr("w4a16_moe.gemm.kernel_module", lambda kernel: Family)
+    with pytest.warns(
+        RuntimeWarning, match=r"s3 swap does not run here \(PassManager::run failed\); using portable 16x"
+    ):
+        call(schedule=lambda _: None)
+    call(schedule=lambda _: None)  # remembered: no second attempt, no second warning
+    assert [schedule == winner for schedule in launched] == [True, False, False]
+    assert launched[1] == launched[2]
+    with pytest.raises(RuntimeError, match="PassManager"):
+        call(schedule=lambda _: winner)  # asked for by name: no silent substitute
 
 
 def test_a_family_that_is_not_built_in_is_named(monkeypatch):
