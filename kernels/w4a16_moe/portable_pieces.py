@@ -57,7 +57,8 @@ def subnormal_times_scale(codes, scale0, scale1):
     One fma with the scale moved up by 2^113 (2^109) is then all it takes; the zero point is its third operand.
     """
     up0, up1 = scale0 * 1.0384593717069655e34, scale1 * 6.490371073168535e32  # 2^113, 2^109
-    zero0, zero1 = scale0 * -7.62939453125e-06, scale1 * -7.62939453125e-06  # -8 * 2^-20
+    # -8 * 2^-20 = -2^-17 in two steps: Triton turns the literal -2^-17 itself into the bf16 -7.99e-06 (seen in 3.6.0)
+    zero0, zero1 = scale0 * -0.00390625 * 0.001953125, scale1 * -0.00390625 * 0.001953125
     return tl.inline_asm_elementwise(
         """{
         .reg .b32 low, high, none, a, b, c, d;
