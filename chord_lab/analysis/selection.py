@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from w4a16_moe.schedule import Schedule
@@ -150,7 +150,8 @@ def fastest(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 
 def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """The frame's rows as mappings from column to value."""
-    return cast("list[dict[str, Any]]", frame.to_dict("records"))
+    columns = {str(name): frame[name].tolist() for name in frame.columns}  # many times faster than to_dict("records")
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 def round_medians(times_us: Any) -> list[float]:
