@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 # A difference smaller than this share is taken for noise when repeats are too few to tell (drift between repeats of
 # one schedule was 1-3 % on the recorded card).
 NOISE = 0.02
+
+
+PACKAGE_MODEL = BlockMModel()  # what the kernel package goes by where no table knows better
 
 
 class CrossoverInfo(NamedTuple):
@@ -170,10 +174,15 @@ class ThresholdInfo(NamedTuple):
     source: str
 
 
-def threshold_info(info: CrossoverInfo, threshold: float = DEFAULT_THRESHOLD, *, ceiling: int = 176) -> ThresholdInfo:
-    """What a threshold would choose at each measured point, and what that costs against the best block_m."""
-    chosen = _model_choice(info, BlockMModel(threshold=threshold, ceiling=ceiling))
-    usual = _model_choice(info, BlockMModel(ceiling=ceiling))
+def threshold_info(
+    info: CrossoverInfo, threshold: float = DEFAULT_THRESHOLD, *, model: BlockMModel = PACKAGE_MODEL
+) -> ThresholdInfo:
+    """What a threshold would choose at each measured point, and what that costs against the best block_m.
+
+    model: the other parameters of the rule; the kernel package's own when not given.
+    """
+    chosen = _model_choice(info, replace(model, threshold=threshold))
+    usual = _model_choice(info, replace(model, threshold=DEFAULT_THRESHOLD))
     times = [_time(info, block, j) for j, block in enumerate(chosen)]
     default_times = [_time(info, block, j) for j, block in enumerate(usual)]
     regret = [time / best - 1 for time, best in zip(times, info.best_us, strict=True)]
@@ -209,7 +218,7 @@ class TurnInfo(NamedTuple):
     source: str
 
 
-def turn_info(info: CrossoverInfo, *, ceiling: int = 176) -> TurnInfo:
+def turn_info(info: CrossoverInfo, *, model: BlockMModel = PACKAGE_MODEL) -> TurnInfo:
     """Regret for every threshold that the measured points can tell apart.
 
     Between two neighbouring points all thresholds choose alike, so the answer is an interval, never one number.
@@ -218,7 +227,7 @@ def turn_info(info: CrossoverInfo, *, ceiling: int = 176) -> TurnInfo:
     # A threshold t packs the points below it; one value from each gap between points stands for the whole gap.
     edges = [0.0, *tokens, tokens[-1] * 2]
     inside = [tokens[0] / 2, *((a + b) / 2 for a, b in pairwise(tokens)), tokens[-1] * 1.5]
-    regrets = [threshold_info(info, t, ceiling=ceiling).mean_regret for t in inside]
+    regrets = [threshold_info(info, t, model=model).mean_regret for t in inside]
     least = min(regrets)
     good = [i for i, r in enumerate(regrets) if r <= least + NOISE / len(info.tokens_per_expert)]
     first = regrets.index(least)
@@ -227,7 +236,7 @@ def turn_info(info: CrossoverInfo, *, ceiling: int = 176) -> TurnInfo:
         low -= 1
     while high + 1 in good:
         high += 1
-    default_regret = threshold_info(info, DEFAULT_THRESHOLD, ceiling=ceiling).mean_regret
+    default_regret = threshold_info(info, DEFAULT_THRESHOLD, model=model).mean_regret
     best_low, best_high = edges[low], edges[high + 1]
     return TurnInfo(
         threshold=inside,
