@@ -69,7 +69,9 @@ class ExportPanel(Panel):
         self.scenario.observe(lambda change: setattr(self.selection, "scenario", change.new), "value")
         self.export.on_click(self._export)
         options = controls.row(self.ties, self.unsupported, self.into_package)
-        self.arrange(controls.row(self.scenario, self.folder), options, self.preview, self.export, self.result)
+        self.arrange(
+            controls.row(self.scenario, self.folder), options, self.preview, controls.row(self.export), self.result
+        )
         self.follow("scenario", "draw")
 
     def draw(self) -> None:

@@ -44,7 +44,7 @@ def render(facts: Sequence[ScheduleFacts], versus: RivalInfo | None, compiled: S
         )
     )
     head = "<tr><th></th><th scope='col'>at hand</th><th scope='col'>compared with</th></tr>"
-    return f"<table>{head}{''.join(lines)}</table><p>{verdict(versus)}</p>"
+    return f"<table>{head}{''.join(lines)}</table><p>{verdict(facts, versus)}</p>"
 
 
 def _line(title: str, cells: Sequence[str], tag: str = "td") -> str:
@@ -54,8 +54,10 @@ def _line(title: str, cells: Sequence[str], tag: str = "td") -> str:
     )
 
 
-def verdict(versus: RivalInfo | None) -> str:
+def verdict(facts: Sequence[ScheduleFacts], versus: RivalInfo | None) -> str:
     """Which of the two is faster, as far as the repeats can tell."""
+    if facts[0].schedule == facts[1].schedule:
+        return "Both are the same schedule: turn a knob, or keep this one to compare with and take another."
     if versus is None:
         return "No verdict: a verdict needs both schedules recorded at this point."
     times = f"{versus.ratio:.3f} times as fast"

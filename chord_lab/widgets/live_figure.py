@@ -8,6 +8,8 @@ from typing import Any
 import ipywidgets
 import plotly.graph_objects as go
 
+from chord_lab.widgets.figure_widget import make_figure_widget
+
 MISSING = "anywidget is not installed: figures are redrawn whole and do not answer clicks (pip install anywidget)"
 
 
@@ -22,7 +24,7 @@ class LiveFigure:
         self._act: Callable[[str, Any, Any], None] | None = None
         self.figure: go.FigureWidget | None
         try:
-            self.figure = go.FigureWidget(figure)
+            self.figure = make_figure_widget(figure)
             self.figure._config = {**self.figure._config, "responsive": True, "displaylogo": False}
         except ImportError:
             self.figure = None

@@ -16,7 +16,6 @@ from w4a16_moe.schedule import Schedule
 from chord_lab import analysis
 from chord_lab.analysis.timeline import Card
 from chord_lab.errors import UserError
-from chord_lab.measurement.replay import data_directory
 from chord_lab.records import Record, read_tables, to_frame, to_table
 from chord_lab.records.places import data_directory
 from chord_lab.sweeps.winners import Winner, winners

@@ -20,7 +20,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM_FLAGS = ("--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--disable-background-networking")
 
-PROMPTS = "[...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')].map(p => p.innerText)"
+# JupyterLab's own objects, which it shows to the page when it is started with expose_app_in_browser.
+NOTEBOOK = "window.jupyterapp?.shell.currentWidget"
+KERNEL = f"{NOTEBOOK}?.sessionContext?.session?.kernel"
+CODE_CELLS = f"[...{NOTEBOOK}.content.model.cells].filter(c => c.type === 'code')"
 # Messages of JupyterLab 4.6 itself on an empty notebook; none comes from a panel.
 LAB_OWN_MESSAGES = re.compile(r"favicon|ResizeObserver loop|/api/(contents|sessions|kernels).*(404|ERR_ABORTED)")
 
@@ -115,7 +118,12 @@ def lab_url(workspace: pathlib.Path, server_environment: dict[str, str]) -> Iter
 
     port = free_port()
     command = lab_command(workspace / "notebooks", "00_tour.ipynb", port, browser=False)
-    command += ["--ServerApp.token=", "--ServerApp.password=", "--ServerApp.port_retries=0"]
+    command += [
+        "--LabApp.expose_app_in_browser=True",
+        "--ServerApp.token=",
+        "--ServerApp.password=",
+        "--ServerApp.port_retries=0",
+    ]
     with serving(command, f"http://127.0.0.1:{port}/lab", workspace, server_environment) as url:
         yield url
 
@@ -124,9 +132,6 @@ class Watch:
     """A page that remembers console errors and every request that left the machine."""
 
     def __init__(self, page: Any, shots: pathlib.Path) -> None:
-        from playwright.sync_api import TimeoutError as PlaywrightTimeout
-
-        self.timeout_error = PlaywrightTimeout
         self.page = page
         self.shots = shots
         self.errors: list[str] = []
@@ -157,29 +162,23 @@ class Watch:
         """Open a notebook, run all its cells, and wait until the last one is done."""
         page = self.page
         page.goto(f"{lab_url}/tree/{name}?reset", wait_until="domcontentloaded")
-        page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
-        # The notebook says idle before its kernel is connected; the status bar does not.
-        page.wait_for_selector('.jp-StatusBar-TextItem:has-text("| Idle")', timeout=60_000)
-        for _ in range(3):
-            page.click('.lm-MenuBar-item:has-text("Run")')
-            page.click('li.lm-Menu-item[data-command="runmenu:run-all"]')
-            with contextlib.suppress(self.timeout_error):
-                page.wait_for_function(f"() => {PROMPTS}.some(p => /\\[[*\\d]+\\]/.test(p))", timeout=5000)
-                break
+        page.wait_for_function(f"() => {KERNEL}?.status === 'idle'", timeout=60_000)
+        page.click('.lm-MenuBar-item:has-text("Run")')
+        page.click('li.lm-Menu-item[data-command="runmenu:run-all"]')
+        # Cells outside the window are not in the page, so the model is asked.
         page.wait_for_function(
-            f"""() => {{
-                const prompts = {PROMPTS};
-                const busy = document.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status;
-                return busy === 'idle' && prompts.length && prompts.every(p => /\\[\\d+\\]/.test(p));
-            }}""",
+            f"""() => {CODE_CELLS}.every(c => c.executionCount !== null) && {KERNEL}.status === 'idle'""",
             timeout=timeout_s * 1000,
         )
+        self.assert_no_errors()
 
-    def assert_no_tracebacks(self) -> None:
-        """No cell ended in an error."""
-        found = self.page.locator(".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.stderr'] pre")
-        texts = [text for text in found.all_inner_texts() if "Traceback" in text]
-        assert not texts, texts[0][-1500:]
+    def assert_no_errors(self) -> None:
+        """No cell ended in an error or wrote a traceback."""
+        found = self.page.evaluate(
+            f"""() => {CODE_CELLS}.flatMap(c => c.outputs.toJSON()).filter(
+                o => o.output_type === 'error' || (o.name === 'stderr' && /Traceback/.test(o.text)))"""
+        )
+        assert not found, str(found[0].get("evalue") or found[0].get("text"))[-1500:]
 
 
 @pytest.fixture
