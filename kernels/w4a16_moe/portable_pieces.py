@@ -50,6 +50,24 @@ def nibbles_as_bf16(codes):
 
 
 @triton.jit
+def zero_point(scale):
+    """scale * -8 * 2^-20, the factor by its bf16 bits: Triton makes the bf16 -7.99e-06 of the literal -2^-17."""
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b32 factor, none;
+        mov.b32 factor, 0xb700b700;
+        mov.b32 none, 0x80008000;
+        fma.rn.bf16x2 $0, $1, factor, none;
+        }""",
+        "=r,r",
+        [scale],
+        dtype=tl.bfloat16,
+        is_pure=True,
+        pack=2,
+    )
+
+
+@triton.jit
 def subnormal_times_scale(codes, scale0, scale1):
     """Bytes to (low - 8) * scale0 * 2^-20 and (high - 8) * scale1 * 2^-20, each with one rounding.
 
@@ -57,8 +75,7 @@ def subnormal_times_scale(codes, scale0, scale1):
     One fma with the scale moved up by 2^113 (2^109) is then all it takes; the zero point is its third operand.
     """
     up0, up1 = scale0 * 1.0384593717069655e34, scale1 * 6.490371073168535e32  # 2^113, 2^109
-    # -8 * 2^-20 = -2^-17 in two steps: Triton turns the literal -2^-17 itself into the bf16 -7.99e-06 (seen in 3.6.0)
-    zero0, zero1 = scale0 * -0.00390625 * 0.001953125, scale1 * -0.00390625 * 0.001953125
+    zero0, zero1 = zero_point(scale0), zero_point(scale1)
     return tl.inline_asm_elementwise(
         """{
         .reg .b32 low, high, none, a, b, c, d;

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 
 triton = pytest.importorskip("triton", reason="triton has no build for this platform")
 
@@ -21,6 +22,7 @@ from w4a16_moe.offline import (  # noqa: E402
     compile_kernel,
     count_loads,
     count_mma,
+    disassemble,
 )
 from w4a16_moe.portable_kernel import sum_parts_kernel  # noqa: E402
 from w4a16_moe.portable_rules import smem_estimate  # noqa: E402
@@ -107,6 +109,47 @@ def test_dequantisation_variants_differ_in_code(cache):
         for d in ("subnormal", "exponent")
     }
     assert len(digests) == 2
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_constants_of_the_subnormal_path_reach_ptx_exactly(capability):
+    """2^113, 2^109 and -2^-17 as bf16 bits. Triton makes -7.99e-06 of the last as a literal: 5 % off, no error."""
+    ptx = compile_kernel(kernel_module("portable").compile_spec(DECODE, PROBLEM, 8), capability).asm["ptx"]
+    for value, found in (
+        (2.0**113, r"mov\.b16 \s*%rs\d+, 0x7800;"),
+        (2.0**109, r"mov\.b16 \s*%rs\d+, 0x7600;"),
+        (-(2.0**-17), r"mov\.b32 factor, 0xb700b700;"),
+    ):
+        bits = int(torch.tensor(value, dtype=torch.bfloat16).view(torch.uint16))
+        assert f"{bits:04x}" in found, "the pattern is the value's bits"
+        assert re.search(found, ptx), f"{value} is not among the constants"
+
+
+def longest_loop(sass: str) -> list[str]:
+    """Opcodes of the longest loop body: from a label to the jump back to it."""
+    lines = sass.splitlines()
+    labels = {m.group(1): i for i, line in enumerate(lines) if (m := re.match(r"\s*(\.L_\S+):", line))}
+    loops = [
+        lines[labels[m.group(1)] : i]
+        for i, line in enumerate(lines)
+        if (m := re.search(r"BRA.*`\((\.L_\S+)\)", line)) and labels.get(m.group(1), i) < i
+    ]
+    body = max(loops, key=len)
+    opcodes = (re.search(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", line) for line in body)
+    return [m.group(1) for m in opcodes if m]
+
+
+@pytest.mark.parametrize(
+    "schedule, tensor_ops, limit", [(PREFILL, 4, 175), (DECODE, 16, 350)], ids=["prefill", "decode"]
+)
+def test_weights_go_from_shared_memory_to_the_tensor_cores_without_a_detour(schedule, tensor_ops, limit):
+    """The stored order lets a thread read its share of a row at once. If Triton's layouts stop agreeing with it, the
+    main loop grows by half with byte loads, shuffles or stores back to shared memory, and nothing else tells."""
+    kernel = compile_kernel(kernel_module("portable").compile_spec(schedule, PROBLEM, 8), 90)
+    loop = longest_loop(disassemble(kernel.asm["cubin"]))
+    assert sum("MMA" in opcode for opcode in loop) == tensor_ops
+    assert not [opcode for opcode in loop if opcode.startswith(("STS", "SHFL", "LDS.U"))]
+    assert len(loop) <= limit  # 151 to 158 and 322 to 334, by Triton release
 
 
 def test_the_second_call_reads_the_cache_and_the_key_follows_the_schedule(cache):
