@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chord_lab.capabilities import data_folder
 from chord_lab.errors import UserError
 from chord_lab.traces.join import points_frame
 from chord_lab.traces.reading import read_trace
@@ -62,9 +62,15 @@ class Library:
 
 
 def shipped_folders() -> list[Path]:
-    """Folders of captures under data/nsight, one a device."""
-    root = data_folder() / "nsight"
-    return sorted(p for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
+    """Folders of captures under data/nsight, one a device: of CHORD_LAB_DATA, the checkout, or the current folder."""
+    found = next((root for root in _roots() if root.is_dir()), None)
+    return sorted(p for p in found.iterdir() if p.is_dir()) if found else []
+
+
+def _roots() -> list[Path]:
+    named = os.environ.get("CHORD_LAB_DATA")
+    places = [Path(named)] if named else [Path(__file__).parents[2] / "data", Path.cwd() / "data"]
+    return [place / "nsight" for place in places]
 
 
 def load_library(folder: str | Path | None = None) -> Library:
@@ -75,8 +81,9 @@ def load_library(folder: str | Path | None = None) -> Library:
     if folder is None:
         shipped = shipped_folders()
         if not shipped:
+            looked = ", ".join(map(str, _roots()))
             raise UserError(
-                f"no captures under {data_folder() / 'nsight'}: `python -m benchmarks.record_nsight` makes them"
+                f"no captures (looked in {looked}): `python -m benchmarks.record_nsight` makes them on a GPU"
             )
         folder = shipped[0]
     folder = Path(folder)

@@ -8,15 +8,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chord_lab.errors import UserError
 from chord_lab.traces.counters import STALLS, counter
+from chord_lab.traces.identity import KEY_PREFIX
+from chord_lab.traces.table import NVTX_SEPARATOR
 
 if TYPE_CHECKING:
     import pandas as pd
+    from w4a16_moe.schedule import Schedule
 
     from chord_lab.traces.table import Trace
 
 MOST_BARS = 2000  # of a timeline on screen; more are merged by pixel, and said
 PIXELS = 1000
 PIPES = tuple(f"pipe_{name}_pct" for name in ("tensor", "alu", "fma", "fp16", "lsu", "uniform", "xu"))
+STORY_COLUMNS = {"grid": "grid, CTAs", "block": "block, threads", "registers": "registers a thread"}
+STORY_COLUMNS |= {"smem_bytes": "shared memory, bytes", "stream": "stream"}
 SHARES = ("dram_pct", "l2_pct", "issue_pct", "occupancy_pct", "l2_hit_pct")
 
 
@@ -41,7 +46,7 @@ class Timeline(NamedTuple):
     whole_us: float  # the trace's length
     num_shown: int  # kernels and ranges in the window
     num_merged: int  # of them merged into a neighbour's bar
-    busy_share: float  # of the window in which some kernel ran
+    busy_share: float  # of the window in which some kernel ran; NaN without start times
     notes: tuple[str, ...]
 
 
@@ -74,12 +79,14 @@ class Bars(NamedTuple):
     name: list[str]
     label: list[str]
     values: list[list[float]]  # [schedule][bar]
+    meaning: list[str]  # of each bar, in words
 
 
 class SideBySide(NamedTuple):
     """Two or more schedules: why do their times differ?"""
 
-    schedules: list[str]
+    schedules: list[str]  # labels
+    names: list[str]  # what tells them apart: "token_slicing static"
     keys: list[str]
     time_us: list[float]  # by events
     profiled_us: list[float]
@@ -101,7 +108,8 @@ def timeline_info(
     """
     kernels, ranges = _with_starts(trace), trace.nvtx
     notes = []
-    if len(kernels) and trace.kernels["start_us"].isna().all():
+    replayed = len(kernels) > 0 and bool(trace.kernels["start_us"].isna().all())
+    if replayed:
         notes.append("laid one after another: this file has no start times")
     whole = max(_end(kernels), _end(ranges))
     if not len(kernels) and not len(ranges):
@@ -121,7 +129,8 @@ def timeline_info(
         notes.append(
             f"{merged:,} of {count:,} bars are merged with a neighbour closer than a pixel; zoom in to part them"
         )
-    return Timeline(lanes, start, end, whole, count, merged, _busy(kernels, start, end), (*notes, *trace.notes))
+    busy = math.nan if replayed else _busy(kernels, start, end)
+    return Timeline(lanes, start, end, whole, count, merged, busy, (*notes, *trace.notes))
 
 
 def _with_starts(trace: Trace) -> pd.DataFrame:
@@ -150,7 +159,8 @@ def _kernel_lanes(kernels: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
 
 
 def _range_lanes(ranges: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
-    closed = ranges[ranges["time_us"].notna()]
+    named = ~ranges["name"].astype(str).str.startswith(KEY_PREFIX)  # a record's key: for joining, not for reading
+    closed = ranges[ranges["time_us"].notna() & named]
     lanes = []
     for (thread, depth), frame in closed.groupby(["thread", "depth"], observed=True, sort=True):
         lanes.append((f"thread {thread}, depth {depth}", "range", frame))
@@ -233,6 +243,7 @@ def side_by_side(points: pd.DataFrame, keys: list[str]) -> SideBySide:
     if missing or not keys:
         raise UserError(f"no capture of {', '.join(missing) or 'nothing'}; there are {len(by_key)}")
     rows = [by_key[key] for key in keys]
+    names = telling_names([row["schedule"] for row in rows], [str(row["label"]) for row in rows])
     stalls = _bars(rows, {f"stall_{name}": name.replace("_", " ") for name in STALLS}, by_size=True)
     notes = [f"not collected: {what}" for what, bars in (("stall reasons", stalls),) if not bars.name]
     unlike = {(row["projection"], row["routed_m"], row["scenario"]) for row in rows}
@@ -240,6 +251,7 @@ def side_by_side(points: pd.DataFrame, keys: list[str]) -> SideBySide:
         notes.append("these schedules ran at different points: their times are not comparable")
     return SideBySide(
         schedules=[str(row["label"]) for row in rows],
+        names=names,
         keys=list(keys),
         time_us=[float(row["record_time_us"]) for row in rows],
         profiled_us=[float(row["profiled_us"]) for row in rows],
@@ -248,7 +260,7 @@ def side_by_side(points: pd.DataFrame, keys: list[str]) -> SideBySide:
         stalls=stalls,
         pipes=_bars(rows, {name: counter(name).label for name in PIPES}),
         shares=_bars(rows, {name: counter(name).label for name in SHARES}),
-        finding=_finding(rows, stalls),
+        finding=_finding(rows, names, stalls) if len(unlike) == 1 else "Unlike points: compare reasons, not times",
         notes=tuple(notes),
     )
 
@@ -259,14 +271,27 @@ def _bars(rows: list[dict[str, Any]], names: dict[str, str], by_size: bool = Fal
     if by_size:
         kept = [n for n in kept if max(float(row[n]) for row in rows) >= 0.005]
         kept.sort(key=lambda n: -max(float(row[n]) for row in rows))
+    short = [n.removeprefix("stall_") for n in kept]
+    values = [[float(row[n]) for n in kept] for row in rows]
     return Bars(
-        [n.removeprefix("stall_") for n in kept], [names[n] for n in kept], [[float(r[n]) for n in kept] for r in rows]
+        short, [names[n] for n in kept], values, [f"waiting for {STALLS[s]}" if s in STALLS else "" for s in short]
     )
 
 
-def _finding(rows: list[dict[str, Any]], stalls: Bars) -> str:
+def telling_names(schedules: list[Schedule | None], labels: list[str]) -> list[str]:
+    """The fields in which schedules differ, as names; the whole labels when that tells too much or nothing."""
+    if len(schedules) < 2 or any(schedule is None for schedule in schedules):
+        return labels
+    rows = [schedule.to_dict() for schedule in schedules if schedule is not None]
+    fields = [name for name in rows[0] if len({str(row[name]) for row in rows}) > 1]
+    if not 1 <= len(fields) <= 3:
+        return labels
+    return [", ".join(f"{name} {row[name]}" for name in fields) for row in rows]
+
+
+def _finding(rows: list[dict[str, Any]], names: list[str], stalls: Bars) -> str:
     """One sentence: who is faster, by how much, and which stall differs most."""
-    first, last = rows[0], rows[-1]
+    first, last = rows[0] | {"label": names[0]}, rows[-1] | {"label": names[-1]}
     if len(rows) < 2 or not stalls.name:
         return f"{first['label']}: {float(first['profiled_us']):.1f} us"
     slower, faster = (first, last) if first["profiled_us"] >= last["profiled_us"] else (last, first)
@@ -274,8 +299,42 @@ def _finding(rows: list[dict[str, Any]], stalls: Bars) -> str:
     gaps = {n: float(slower[f"stall_{n}"]) - float(faster[f"stall_{n}"]) for n in stalls.name}
     most = max(gaps, key=lambda n: abs(gaps[n]))
     words = most.replace("_", " ")
+    if abs(gaps[most]) < 0.05:
+        return f"{faster['label']} is {ratio:.2f} times as fast as {slower['label']}; their warps wait alike"
     return (
         f"{faster['label']} is {ratio:.2f} times as fast as {slower['label']}; its warps wait "
         f"{'less' if gaps[most] > 0 else 'more'} on {words} ({float(faster[f'stall_{most}']):.2f} against "
         f"{float(slower[f'stall_{most}']):.2f} warps per issue)"
     )
+
+
+def trace_source(trace: Trace) -> str:
+    """For under a figure: device, date where it is known, tool, file."""
+    dates = sorted({str(row["date"])[:10] for row in trace.identity if row and row.get("date")})
+    where = f"recorded on {trace.device or 'a device that the file does not name'}"
+    tool = f"{trace.facts.get('tool') or trace.kind} {trace.facts.get('version') or ''}".strip()
+    return ", ".join([where, *dates[:1], tool, trace.path.name])
+
+
+def kernel_story(trace: Trace, row: int) -> dict[str, Any]:
+    """What is known of one kernel, for a table: its launch, its ranges, its record's schedule and load."""
+    if not 0 <= row < len(trace.kernels):
+        raise UserError(f"{trace.path.name} has no kernel {row}; it has {len(trace.kernels):,}")
+    kernel = trace.kernels.iloc[row]
+    story: dict[str, Any] = {"kernel": str(kernel["name"]), "time, us": round(float(kernel["time_us"]), 3)}
+    for column, label in STORY_COLUMNS.items():
+        if _known(kernel[column]):
+            story[label] = kernel[column]
+    if _known(kernel["nvtx"]):
+        path = str(kernel["nvtx"]).split(NVTX_SEPARATOR)
+        story["inside"] = NVTX_SEPARATOR.join(name for name in path if not name.startswith(KEY_PREFIX))
+    identity = trace.identity[row] if trace.identity else None
+    if identity:
+        from chord_lab.records import schedule_of
+
+        schedule = schedule_of(identity)
+        story["schedule"] = schedule.label() if schedule else ""
+        story["point"] = f"{identity['scenario']} {identity['projection']}, {identity['routed_m']:,} routed rows"
+        story["tok_e"] = list(identity.get("tok_e") or ())
+        story["record"] = identity["key"]
+    return story

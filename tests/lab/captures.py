@@ -82,11 +82,20 @@ def _record(where: Point, schedule: Schedule, time_us: float) -> Record:
 def write_captures(folder):
     """A folder like data/nsight/DEVICE: decode and prefill counters, a layer's timeline."""
     folder.mkdir(parents=True, exist_ok=True)
-    decode, prefill = point(), point("kimi-k2/ep8/prefill", 4096)
-    wgmma = slicing("branched", kernel="wgmma", block_m=128, block_k=64, num_stages=5, ctas_per_sm=1, persistent=True)
-    pair = [(decode, slicing("static"), STATIC | STALLED), (decode, slicing("semi_static"), SEMI_STATIC | STALLED)]
-    write_stored(capture(pair), folder / f"decode{STORED_SUFFIX}")
-    write_stored(capture([(prefill, wgmma, PREFILL | STALLED)]), folder / f"prefill{STORED_SUFFIX}")
+    decode, fewer, prefill = point(), point(tokens=50), point("kimi-k2/ep8/prefill", 4096)
+    attempts = [(decode, slicing("static"), STATIC | STALLED), (decode, slicing("semi_static"), SEMI_STATIC | STALLED)]
+    attempts += [(decode, slicing(how), SEMI_STATIC | STALLED | {"time_us": 190.0}) for how in ("dynamic", "branched")]
+    for on in (False, True):
+        knobs = {"block_m": 16, "num_warps": 4, "ctas_per_sm": 3, "stream_k": on, "persistent": on}
+        attempts.append((fewer, slicing("branched", **knobs), SEMI_STATIC | STALLED | {"time_us": 202.0 - on}))
+    write_stored(capture(attempts), folder / f"decode{STORED_SUFFIX}")
+    wgmma = {"kernel": "wgmma", "block_k": 64, "num_stages": 5, "ctas_per_sm": 1, "persistent": True}
+    sizes = ((32, 256, 700.0), (64, 256, 520.0), (128, 256, 480.0), (256, 128, 560.0))
+    attempts = [
+        (prefill, slicing("branched", block_m=m, block_n=n, **wgmma), PREFILL | STALLED | {"time_us": time})
+        for m, n, time in sizes
+    ]
+    write_stored(capture(attempts), folder / f"prefill{STORED_SUFFIX}")
     write_layer(folder / "layer.pt.trace.json", decode, slicing("semi_static"))
     return folder
 

@@ -1,0 +1,191 @@
+"""Figures of profiles. No arithmetic beyond choosing what to show: numbers come from `traces.views`."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from chord_lab.analysis.load import LoadInfo
+from chord_lab.export import look
+from chord_lab.traces.views import Bars, Lane, Roofline, RooflinePoint, SideBySide, Timeline
+
+LANE_PX = 26
+SHORT = 44  # characters of a kernel's name on screen; hovering shows all
+
+
+def draw_nsight_timeline(
+    info: Timeline, *, source: str, selected: int | None = None, load: LoadInfo | None = None, load_title: str = ""
+) -> go.Figure:
+    """Lanes of ranges over lanes of kernels; above them the per-expert load of the selected kernel.
+
+    Bars carry ``customdata`` [table row, bars merged]; traces are named ``kernels`` and ``ranges``.
+    """
+    load_px, lanes_px = 150, LANE_PX * max(4, len(info.lanes))
+    figure = make_subplots(
+        rows=2, cols=1, row_heights=[load_px, lanes_px], vertical_spacing=70 / (load_px + lanes_px + 70)
+    )
+    counts = load.tok_e if load else [0]  # a bar of no height: plotly draws the axes of an empty trace at NaN
+    figure.add_trace(
+        go.Bar(
+            x=list(range(len(counts))), y=counts, marker_color=look.ORANGE, name="load",
+            hovertemplate="expert %{x}: %{y} rows<extra></extra>", showlegend=False,
+        ),
+        row=1, col=1,
+    )  # fmt: skip
+    for kind, name, colour in (("range", "ranges", look.SKY), ("kernel", "kernels", look.BLUE)):
+        lanes = [lane for lane in info.lanes if lane.kind == kind]
+        figure.add_trace(_bars_of(lanes, name, colour, selected if kind == "kernel" else None), row=2, col=1)
+    shown = f"{info.end_us - info.start_us:,.1f} us"
+    title = f"{info.busy_share:.0%} of the {shown} shown have a kernel running"
+    if math.isnan(info.busy_share):
+        title = f"{info.num_shown:,} kernels, {shown} if they ran one after another"
+    look.layout(
+        figure, title=title, source="; ".join([source, *info.notes[:1]]), x="", y="", height=load_px + lanes_px + 240
+    )
+    axis = {"gridcolor": look.GRID, "zerolinecolor": look.GRID, "linecolor": look.GRID, "automargin": True}
+    figure.update_layout(
+        barmode="overlay",
+        bargap=0.15,
+        margin_b=90,
+        legend_y=-90 / (load_px + lanes_px + 70),
+        xaxis={"title": {"text": load_title or "local expert (select a kernel of a GEMM)"}},
+        yaxis={"title": {"text": "routed rows"}, "range": [0, 1.05 * max([*counts, 1])]},
+        xaxis2={"title": {"text": "time, us"}, "range": [info.start_us, info.end_us], **axis},
+        yaxis2={**axis, "autorange": "reversed", "type": "category", "title": {"text": ""}, "fixedrange": True},
+    )
+    return figure
+
+
+def _bars_of(lanes: list[Lane], name: str, colour: str, selected: int | None) -> go.Bar:
+    flat = [
+        (lane.name, lane.row[i], lane.label[i], lane.start_us[i], lane.time_us[i], lane.merged[i])
+        for lane in lanes
+        for i in range(len(lane.row))
+    ]
+    colours = [look.VERMILION if row == selected else colour for _, row, *_ in flat]
+    texts = [f"{label}<br>{start:,.3f} us, {time:,.3f} us long" for _, _, label, start, time, _ in flat]
+    return go.Bar(
+        orientation="h",
+        y=[lane for lane, *_ in flat],
+        base=[start for _, _, _, start, _, _ in flat],
+        x=[time for *_, time, _ in flat],
+        customdata=[[row, merged] for _, row, *_, merged in flat],
+        text=[_short(label) for _, _, label, *_ in flat],
+        textposition="inside",
+        insidetextanchor="start",
+        constraintext="inside",
+        hovertext=texts,
+        hoverinfo="text",
+        marker={"color": colours, "line": {"width": 0.5, "color": look.GREY}},
+        name=name,
+    )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHORT else text[: SHORT - 3] + "..."
+
+
+def draw_nsight_roofline(info: Roofline, *, source: str, chosen: tuple[str, ...] = ()) -> go.Figure:
+    """Points by counted traffic under the ceilings measured beside them; customdata is the record's key."""
+    x = np.asarray([p.intensity for p in info.points])
+    grid = np.geomspace(x.min() / 3, x.max() * 3, 60)
+    figure = go.Figure()
+    if info.copy_gbps:
+        roof = grid * info.copy_gbps / 1e3
+        roof = np.minimum(roof, info.dense_tflops) if info.dense_tflops else roof
+        figure.add_scatter(
+            x=grid, y=roof, mode="lines", name="measured ceilings", line_color=look.GREY, hoverinfo="skip"
+        )
+    names = list(dict.fromkeys((p.projection, p.routed_m) for p in info.points))
+    for i, name in enumerate(names):
+        points = [p for p in info.points if (p.projection, p.routed_m) == name]
+        big = [p.key in chosen for p in points]
+        figure.add_scatter(
+            x=[p.intensity for p in points],
+            y=[p.tflops for p in points],
+            mode="markers",
+            name=f"{name[0]}, {name[1]:,} rows",
+            customdata=[p.key for p in points],
+            hoverinfo="text",
+            hovertext=[_roofline_text(p) for p in points],
+            marker={
+                "size": [16 if b else 10 for b in big],
+                "color": look.CYCLE[i % len(look.CYCLE)],
+                "symbol": look.SYMBOLS[i % len(look.SYMBOLS)],
+                "line": {"width": [3 if b else 0 for b in big], "color": look.VERMILION},
+            },
+        )
+    best = max(info.points, key=lambda p: p.tflops)
+    title = f"The fastest multiplies at {best.tflops:,.0f} TFLOPS and moves {best.dram_gbps:,.0f} GB/s: {best.label}"
+    look.layout(
+        figure,
+        title=title,
+        source="; ".join([f"{source}; FLOPs of real rows, DRAM bytes as counted", *info.notes]),
+        x="FLOP per byte of DRAM traffic",
+        y="TFLOPS",
+    )
+    log = {"type": "log", "dtick": "D2"}  # ticks at 1, 2, 5: a roofline often spans less than a decade
+    return figure.update_layout(xaxis=log, yaxis=log)
+
+
+def _roofline_text(p: RooflinePoint) -> str:
+    return (
+        f"{p.label}<br>{p.tflops:,.1f} TFLOPS, {p.dram_gbps:,.0f} GB/s, tensor pipe {p.tensor_pct:.0f} %<br>"
+        f"{p.traffic_over_need:.2f} times the bytes that must move"
+    )
+
+
+def draw_stalls(info: SideBySide, *, source: str) -> go.Figure:
+    """Why warps did not issue, schedule against schedule."""
+    figure = _grouped(info.stalls, info)
+    look.layout(figure, title=info.finding, source="; ".join([source, *info.notes]), x="warps waiting per issue", y="")
+    return _bar_room(figure, len(info.stalls.name))
+
+
+def draw_uses(info: SideBySide, *, source: str) -> go.Figure:
+    """Pipes and shares in percent, schedule against schedule."""
+    bars = Bars(
+        [*info.pipes.name, *info.shares.name],
+        [*info.pipes.label, *info.shares.label],
+        [[*a, *b] for a, b in zip(info.pipes.values, info.shares.values, strict=True)],
+        [*info.pipes.meaning, *info.shares.meaning],
+    )
+    figure = _grouped(bars, info)
+    look.layout(figure, title=_uses_title(info), source=source, x="percent of peak", y="", xaxis_range=[0, 100])
+    return _bar_room(figure, len(bars.name))
+
+
+def _uses_title(info: SideBySide) -> str:
+    """The busiest pipe of each schedule."""
+    words = []
+    for schedule, values in zip(info.names, info.pipes.values, strict=True):
+        if values:
+            value, label = max(zip(values, info.pipes.label, strict=True))
+            words.append(f"{label} {value:.0f} % in {schedule}")
+    return "Busiest pipe: " + "; ".join(words) if words else "No pipe counters were collected"
+
+
+def _grouped(bars: Bars, info: SideBySide) -> go.Figure:
+    figure = go.Figure()
+    for i, (schedule, values) in enumerate(zip(info.names, bars.values, strict=True)):
+        figure.add_bar(
+            orientation="h",
+            y=bars.label,
+            x=values,
+            name=schedule,
+            marker_color=look.CYCLE[i % len(look.CYCLE)],
+            marker_pattern_shape=("", "/", "x", ".")[i % 4],
+            hovertext=bars.meaning,
+            hovertemplate="%{y}: %{x:.3g} %{hovertext}<extra>%{fullData.name}</extra>",
+        )
+    return figure.update_layout(barmode="group")
+
+
+def _bar_room(figure: go.Figure, groups: int) -> go.Figure:
+    """Height for so many groups of bars; the legend stays clear of the axis title."""
+    plot = 34 * max(3, groups)
+    legend = {"y": -75 / plot}
+    return figure.update_layout(yaxis_autorange="reversed", height=plot + 190, margin_b=110, legend=legend)
