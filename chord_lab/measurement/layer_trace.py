@@ -84,9 +84,11 @@ class _Layer:
         from w4a16_moe.moe import moe_layer
 
         gate_up, down = self.schedules
+        weights = self.weights
         real = moe_layer(
-            self.x, *self.weights, self.topk_ids, self.topk_weights, gate_up_schedule=gate_up, down_schedule=down
-        )
+            self.x, weights[0], weights[1], self.topk_ids, self.topk_weights,
+            gate_up_schedule=gate_up, down_schedule=down,
+        )  # fmt: skip
         if not torch.equal(self.run(), real):
             raise RuntimeError("the traced steps do not give what moe_layer gives")
         for _ in range(REPEATS):
