@@ -13,10 +13,11 @@ from chord_lab.errors import UserError
 if TYPE_CHECKING:
     from w4a16_moe.devices import Device
 
-    from chord_lab.records.attempt import Measure
+    from chord_lab.records.attempt import Measure, Point
     from chord_lab.sweeps.plan import Plan
     from chord_lab.sweeps.run import Run
 
+SEARCHES = ("grid", "optuna", "optuna-grid")
 SOURCES = ("auto", "live", "replay", "predict")
 DEFAULT_DEVICE = "nvidia_h200"  # what a plan is judged for where there is no GPU
 
@@ -41,6 +42,7 @@ class Request:
     device: str = DEFAULT_DEVICE
     jobs: int | None = None
     search: str = "grid"
+    most: int | None = None  # candidates allowed, where a search shares them out among points
     dask: str | None = None
 
     def token_counts(self) -> str | list[int]:
@@ -99,6 +101,10 @@ def prepare(request: Request, out: pathlib.Path) -> tuple[Measure, Plan]:
 
     get_scenario(request.scenario)  # an unknown name is refused before anything else
     source = source_of(request)
+    if request.search not in SEARCHES:
+        raise UserError(f"--search {request.search!r}: legal are {', '.join(SEARCHES)}")
+    if request.search != "grid" and (source != "live" or request.dask is not None):
+        raise UserError(f"--search {request.search} measures live on one GPU; with {source} or --dask use grid")
     if source == "replay":
         return _replay(request)
     if source == "predict":
@@ -106,12 +112,18 @@ def prepare(request: Request, out: pathlib.Path) -> tuple[Measure, Plan]:
     return _live(request, out)
 
 
-def plan_for(request: Request, device: Device, measure: Any = None) -> Plan:
+def plan_for(request: Request, device: Device) -> Plan:
     """The plan of a request on a device, without a GPU."""
     from chord_lab.sweeps.plan import make_plan
+
+    return make_plan(points_of(request), device, space=request.space, kernels=request.kernels or None)
+
+
+def points_of(request: Request) -> list[Point]:
+    """The points of a request."""
     from chord_lab.sweeps.points import scenario_points
 
-    points = scenario_points(
+    return scenario_points(
         request.scenario,
         tokens=request.token_counts(),
         draws=request.draws or None,
@@ -119,12 +131,13 @@ def plan_for(request: Request, device: Device, measure: Any = None) -> Plan:
         projections=request.projections or ("gate_up", "down"),
         profile=request.profile,
     )
-    return make_plan(points, device, space=request.space, kernels=request.kernels or None)
 
 
 def _live(request: Request, out: pathlib.Path) -> tuple[Measure, Plan]:
     from chord_lab.measurement.live import LiveMeasure, require_gpu
 
+    if request.search != "grid":
+        return _search(request, out)
     if request.dask is not None:
         return _spread(request, out)
     gpus = visible_gpus()
@@ -132,6 +145,28 @@ def _live(request: Request, out: pathlib.Path) -> tuple[Measure, Plan]:
     settings = live_settings(request, out, gpus[0])
     device = live_device(settings, gpus[0])
     return LiveMeasure(settings), plan_for(request, device)
+
+
+def _search(request: Request, out: pathlib.Path) -> tuple[Measure, Plan]:
+    from chord_lab.measurement.live import LiveMeasure, require_gpu
+    from chord_lab.sweeps.search import PER_POINT, SearchMeasure, search_plan
+
+    gpus = visible_gpus()
+    require_gpu(gpus)
+    settings = live_settings(request, out, gpus[0])
+    device = live_device(settings, gpus[0])
+    plan = search_plan(points_of(request), device)
+    share = PER_POINT if request.most is None else max(1, request.most // max(1, len(plan)))
+    search = SearchMeasure(
+        LiveMeasure(settings).session,
+        device,
+        out,
+        space="full",
+        sampler="tpe" if request.search == "optuna" else "grid",
+        per_point=share,
+        seed=request.seed,
+    )
+    return search, plan
 
 
 def _spread(request: Request, out: pathlib.Path) -> tuple[Measure, Plan]:

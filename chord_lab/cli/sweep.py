@@ -13,7 +13,6 @@ from chord_lab.cli.progress import watching
 from chord_lab.errors import UserError
 
 if TYPE_CHECKING:
-    from chord_lab.records.attempt import Measure
     from chord_lab.sweeps.plan import Plan
     from chord_lab.sweeps.run import Run
 
@@ -28,7 +27,7 @@ Projection = Annotated[list[str] | None, typer.Option(help="gate_up or down; bot
 Profile = Annotated[str | None, typer.Option(help="Weight profile; the scenario's own when not given.")]
 Kernel = Annotated[list[str] | None, typer.Option(help="Kernels of the profile to try; all when not given.")]
 Space = Annotated[str, typer.Option(help="focus (hand-picked grids), record (fewer knobs), full (every knob).")]
-Search = Annotated[str, typer.Option(help="grid (every candidate) or optuna (TPE, for large spaces).")]
+Search = Annotated[str, typer.Option(help="grid (every candidate), optuna (TPE) or optuna-grid, for large spaces.")]
 Peers = Annotated[str, typer.Option(help="Humming beside ours: none, own (its heuristics), tiles (and forced tiles).")]
 Seconds = Annotated[float | None, typer.Option(help="Stop after so many seconds; the results say partial.")]
 Candidates = Annotated[int | None, typer.Option(help="Stop after so many candidates; the results say partial.")]
@@ -122,10 +121,12 @@ def do_sweep(
     for name, value in (("--budget-seconds", budget_seconds), ("--budget-candidates", budget_candidates)):
         if value is not None and value <= 0:
             raise UserError(f"{name} must be more than 0, not {value:g}")
+    request.most = budget_candidates
     measure, plan = prepare(request, out)
+    if request.search != "grid":
+        budget_candidates = None  # shared out among the points already
     if not len(plan):
         raise UserError(f"no candidate of {request.scenario} may run: {_reasons(plan)}")
-    measure, plan = _specialise(request, measure, plan)
     with watching() as watch:
         try:
             done = run(
@@ -144,13 +145,6 @@ def do_sweep(
         kept = sum(1 for record in done.known if record.kind == "candidate")
         notes.print(f"resumed: {kept} candidates were there, {done.progress.finished} were missing", highlight=False)
     return done
-
-
-def _specialise(request: Request, measure: Measure, plan: Plan) -> tuple[Measure, Plan]:
-    """A search or a cluster wraps the measure."""
-    if request.search not in ("grid", "optuna"):
-        raise UserError(f"--search {request.search!r}: legal are grid, optuna")
-    return measure, plan
 
 
 def _reasons(plan: Plan) -> str:

@@ -20,7 +20,6 @@ from chord_lab.cli.sweep import (
     Peers,
     Profile,
     Resume,
-    Scenario,
     Search,
     Seconds,
     Seed,
@@ -30,16 +29,20 @@ from chord_lab.cli.sweep import (
     finished,
 )
 from chord_lab.cli.winners import as_dict, print_winners
+from chord_lab.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from chord_lab.sweeps.traffic import Traffic
     from chord_lab.sweeps.winners import Winner
+
+DEFAULT_SCENARIO = "kimi-k2/ep8/decode"
 
 
 @app.command("tune")
 def tune(
-    scenario: Scenario = "kimi-k2/ep8/decode",
+    scenario: Annotated[str | None, typer.Argument(help="kimi-k2/ep8/decode when not given.")] = None,
     source: Source = "auto",
     out: Annotated[pathlib.Path | None, typer.Option(help="Directory of the run; under runs/ when not given.")] = None,
     resume: Resume = False,
@@ -49,6 +52,9 @@ def tune(
         str, typer.Option(help="all, published, or token counts; auto: all when replaying, published when measuring.")
     ] = "auto",
     profile: Profile = None,
+    traffic: Annotated[
+        pathlib.Path | None, typer.Option(help="YAML with a mix of token counts and draws to tune the table for.")
+    ] = None,
     space: Space = "focus",
     search: Search = "grid",
     peers: Peers = "own",
@@ -64,6 +70,8 @@ def tune(
 ) -> None:
     """Find the schedule for every number of rows: sweep, decide, write the tuning table and a report."""
     began = time.monotonic()
+    mix = _traffic(traffic, scenario, bool(draw) or points != "auto")
+    scenario = mix.scenario if mix else scenario or DEFAULT_SCENARIO
     request = Request(
         scenario=scenario,
         source=source,
@@ -79,12 +87,14 @@ def tune(
         jobs=jobs,
     )
     live = source_of(request) == "live"
-    if points == "auto":
+    if mix:
+        request.draws, request.tokens = list(mix.draws), ",".join(map(str, sorted(mix.points)))
+    elif points == "auto":
         request.tokens = "published" if live else "all"
     directory = out or default_directory(scenario, live)
     run = do_sweep(request, directory, resume, budget_seconds, budget_candidates)
-    table, found = _verdicts(directory)
-    exported = _export(table, directory, into_package)
+    table, found = _verdicts(directory, mix)
+    exported = _export(table, (found, mix), directory, into_package)
     report = _report(table, directory, run.cut_short)
     result = {
         **finished(run),
@@ -105,25 +115,43 @@ def default_directory(scenario: str, live: bool) -> pathlib.Path:
     return pathlib.Path("runs") / (f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}" if live else name)
 
 
-def _verdicts(directory: pathlib.Path) -> tuple[pa.Table, list[Winner]]:
+def _traffic(path: pathlib.Path | None, scenario: str | None, chosen: bool) -> Traffic | None:
+    """The mix of --traffic; what it says itself cannot be said beside it."""
+    from chord_lab.sweeps.traffic import read_traffic
+
+    if path is None:
+        return None
+    if chosen:
+        raise UserError("--traffic names points and draws itself: leave out --points and --draw")
+    mix = read_traffic(path)
+    if scenario is not None and scenario != mix.scenario:
+        raise UserError(f"{path} is for {mix.scenario}, not {scenario}")
+    return mix
+
+
+def _verdicts(directory: pathlib.Path, mix: Traffic | None) -> tuple[pa.Table, list[Winner]]:
     from chord_lab.records.parquet import read_tables
+    from chord_lab.sweeps.traffic import traffic_winners
     from chord_lab.sweeps.winners import winners
 
     table, skipped = read_tables(directory)
     for text in skipped:
         notes.print(text, markup=False, highlight=False, soft_wrap=True)
-    return table, winners(table)
+    return table, traffic_winners(table, mix) if mix else winners(table)
 
 
-def _export(table: pa.Table, directory: pathlib.Path, into_package: bool) -> dict[str, Any]:
+def _export(
+    table: pa.Table, verdicts: tuple[list[Winner], Traffic | None], directory: pathlib.Path, into_package: bool
+) -> dict[str, Any]:
     from chord_lab.cli.export import export_kernels
     from chord_lab.export.tables.collect import collect
 
-    collected = collect(table)
+    found, mix = verdicts
+    collected = collect(table, mixed=found, traffic=mix.to_dict()) if mix else collect(table)
     for remark in collected.remarks:
         notes.print(remark, markup=False, highlight=False, soft_wrap=True)
     return {
-        **export_kernels(collected, directory / "tables", into_package=into_package, merge=True),
+        **export_kernels(collected, directory / "tables", into_package=into_package, merge=False),
         "missing": collected.missing,
     }
 

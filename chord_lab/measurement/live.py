@@ -54,8 +54,12 @@ class LiveMeasure:
 
     def measure(self, plan: Any, sink: Sink) -> None:
         """Measure every candidate of the plan that this environment has no record of yet."""
-        with LiveSession(self.settings) as session:
+        with self.session() as session:
             session.measure(plan, sink)
+
+    def session(self) -> LiveSession:
+        """Child processes that stay from one plan to the next."""
+        return LiveSession(self.settings)
 
 
 class LiveSession:
@@ -73,6 +77,7 @@ class LiveSession:
             raise
         self.environment = environment_from(self._hello)
         self._ahead: CompileAhead | None = None
+        self._visited: set[Point] = set()
 
     def __enter__(self) -> LiveSession:
         return self
@@ -89,14 +94,18 @@ class LiveSession:
         if not work:
             return
         self._compile(work)
-        peers = self._peers_ahead(sink, [point for point, _ in work])
+        fresh = [point for point, _ in work if point not in self._visited]  # a search comes back to a point
+        peers = self._peers_ahead(sink, fresh)
         try:
-            self._ceilings(sink)
+            if fresh:
+                self._ceilings(sink)
             for point, left in work:
                 if sink.out_of_budget():
                     return
                 self._point(point, left, peers, sink, done)
-            self._ceilings(sink)
+                self._visited.add(point)
+            if fresh:
+                self._ceilings(sink)
         finally:
             peers.close()
 
@@ -130,7 +139,7 @@ class LiveSession:
 
         def guests() -> list[Candidate]:
             found = peers.candidates(point)
-            if self.settings.baseline and point.interface == "indexed":
+            if self.settings.baseline and point.interface == "indexed" and point not in self._visited:
                 found.append(Candidate(kind="baseline", implementation="torch_dequant_bf16"))
             return [guest for guest in found if guest.key_at(point) not in done]
 

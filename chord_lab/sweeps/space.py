@@ -128,16 +128,17 @@ _WGMMA: tuple[Grid, ...] = (
 _FULL: dict[str, Grid] = {
     "portable": {
         "block_m": (8, 16, 32, 64, 128, 256),
-        "block_n": (32, 64, 128, 256),
+        "block_n": (64, 128, 256),
         "block_k": (64, 128, 256),
-        "num_warps": (2, 4, 8),
-        "num_stages": (2, 3, 4, 5, 6),
-        "ctas_per_sm": (1, 2, 4),
-        "group_m": (1, 4, 8),
+        "num_warps": (4, 8),
+        "num_stages": (2, 3, 4, 5),
+        "ctas_per_sm": (1, 2),
+        "group_m": (1, 8),
         "swap_ab": (True, False),
-        "split_k": (1, 2, 4),
+        "split_k": (1, 2),
         "persistent": (False, True),
         "token_slicing": ("static", "semi_static", "dynamic"),
+        "dequant": ("subnormal", "exponent"),
     },
     "mma_sync": {
         "block_m": (8, 16, 24, 32),

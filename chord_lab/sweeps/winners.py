@@ -59,6 +59,10 @@ class Winner:
     run_id: str = ""
     within: tuple[Schedule, ...] = ()  # candidates within `MARGIN` of the best: a table may use any of them
 
+    def place(self) -> tuple[str, str, str, int, str, str]:
+        """What tells it from the verdicts at other points and of other runs."""
+        return (self.scenario, self.projection, self.profile, self.num_tokens, self.draw, self.run_id)
+
 
 @dataclass
 class _Timed:
@@ -76,20 +80,53 @@ class _Timed:
 def winners(table: pa.Table, margin: float = MARGIN) -> list[Winner]:
     """One verdict per point, run, environment and method; unlike ones are never compared with each other."""
     table = newest_runs(table)[0]
+    decoded, columns, timed, contests = _contests(table)
+    ceilings = _ceilings(columns, timed, decoded.point_of_row < 0)
+    found = [
+        _verdict(rows, decoded, columns=columns, timed=timed, ceilings=ceilings, margin=margin)
+        for rows in contests
+        if (columns["kind"][rows] == "candidate").any()
+    ]
+    return sorted(found, key=lambda w: (w.scenario, w.projection != "gate_up", w.routed_m, w.draw, w.run_id))
+
+
+def candidate_times(table: pa.Table) -> dict[tuple[str, str, str, int, str, str], dict[Schedule, float]]:
+    """Microseconds of every candidate that ran, by `Winner.place`: paired with the default, so that drift cancels."""
+    table = newest_runs(table)[0]
+    decoded, columns, timed, contests = _contests(table)
+    found: dict[tuple[str, str, str, int, str, str], dict[Schedule, float]] = {}
+    for rows in contests:
+        tried = rows[(columns["kind"][rows] == "candidate") & ~np.isnan(timed.time[rows])]
+        if not len(tried):
+            continue
+        defaults = timed.time[tried[columns["default"][tried]]]
+        times = np.where(
+            (timed.pairs[tried] > 0) & bool(len(defaults)),
+            timed.estimate[tried] * (np.median(defaults) if len(defaults) else 1.0),
+            timed.time[tried],
+        )
+        point = decoded.points[decoded.point_of_row[tried[0]]]
+        run_id = str(columns["run_id"][tried[0]])
+        place = (point.scenario, point.projection, point.profile, point.num_tokens, point.routing.draw, run_id)
+        by_schedule = found.setdefault(place, {})
+        for row, time_us in zip(tried, times, strict=True):
+            schedule = _schedule(decoded, int(row))
+            if schedule is not None:
+                by_schedule[schedule] = float(time_us)
+    return found
+
+
+def _contests(table: pa.Table) -> tuple[Any, dict[str, Any], _Timed, list[npt.NDArray[np.int64]]]:
+    """The rows of each contest: one point, run, environment and method."""
     decoded = decode(table)
     own, _ = group(table.select(["run_id", *LIKENESS_COLUMNS, *METHOD_COLUMNS]))
     contest = np.where(decoded.point_of_row >= 0, decoded.point_of_row * (own.max(initial=0) + 1) + own, -1)
     columns = _columns(table)
     timed = _timed(table, columns, contest)
-    found = []
     order = np.argsort(contest, kind="stable")
-    starts = np.flatnonzero(np.diff(np.concatenate([[-2], contest[order]])))
-    ceilings = _ceilings(columns, timed, decoded.point_of_row < 0)
-    for begin, end in zip(starts, [*starts[1:], len(order)], strict=True):
-        rows = order[begin:end]
-        if contest[rows[0]] >= 0 and (columns["kind"][rows] == "candidate").any():
-            found.append(_verdict(rows, decoded, columns=columns, timed=timed, ceilings=ceilings, margin=margin))
-    return sorted(found, key=lambda w: (w.scenario, w.projection != "gate_up", w.routed_m, w.draw, w.run_id))
+    order = order[np.searchsorted(contest[order], 0) :]
+    starts = np.flatnonzero(np.diff(np.concatenate([[-1], contest[order]])))
+    return decoded, columns, timed, np.split(order, starts[1:]) if len(order) else []
 
 
 def _columns(table: pa.Table) -> dict[str, Any]:

@@ -34,18 +34,26 @@ class Collected(NamedTuple):
 
 
 def collect(
-    table: pa.Table, *, draw: str | None = None, profile: str | None = None, scenario: str | None = None
+    table: pa.Table,
+    *,
+    draw: str | None = None,
+    profile: str | None = None,
+    scenario: str | None = None,
+    mixed: Sequence[Winner] | None = None,
+    traffic: dict[str, Any] | None = None,
 ) -> Collected:
     """Winners of one routing draw, by device and profile.
 
-    draw: the one that the table is for; when None, the scenario's own draw, or the only one recorded.
+    draw: the one that the table is for; when None, the scenario's own draw, or the only one recorded. mixed: verdicts
+    for a mix of draws (`sweeps.traffic`), which then make the table; traffic: that mix, for the table's header.
 
     Raises:
         UserError: no candidates, an unknown draw, or several draws and no rule to choose one.
     """
     table, remarks = newest_runs(table)
     frame = to_frame(table)
-    found = [w for w in winners(table) if profile in (None, w.profile) and scenario in (None, w.scenario)]
+    known = winners(table) if mixed is None else mixed
+    found = [w for w in known if profile in (None, w.profile) and scenario in (None, w.scenario)]
     if not found:
         have = ", ".join(sorted({str(s) for s in frame["scenario"].dropna().unique()} - {""})) or "none"
         raise UserError(f"no candidate of our kernels to export; recorded scenarios: {have}")
@@ -65,7 +73,7 @@ def collect(
         points = tuple(_point(w, problems) for w in members)
         tables.append(
             KernelTables(
-                device=device_slug(device), profile=name, points=points, provenance=_provenance(frame, members)
+                device=device_slug(device), profile=name, points=points, provenance=_provenance(frame, members, traffic)
             )
         )
     return Collected(tables, chosen, _missing(chosen, problems), remarks, frame)
@@ -144,7 +152,9 @@ def _missing(chosen: Sequence[Winner], problems: dict[tuple[str, str], MoeProble
     return found
 
 
-def _provenance(frame: pd.DataFrame, members: Sequence[Winner]) -> dict[str, Any]:
+def _provenance(
+    frame: pd.DataFrame, members: Sequence[Winner], traffic: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """What a table's header says about where it comes from."""
     runs = sorted({w.run_id for w in members})
     rows = frame[frame["run_id"].isin(runs) & (frame["kind"] == "candidate")]
@@ -166,6 +176,7 @@ def _provenance(frame: pd.DataFrame, members: Sequence[Winner]) -> dict[str, Any
             "scenarios": sorted({w.scenario for w in members}),
             "draws": sorted({w.draw for w in members}),
             "seeds": sorted({w.seed for w in members}),
+            **({"traffic": traffic} if traffic else {}),
         },
         "margin": MARGIN,
         "written_by": f"chord-lab {__version__}",

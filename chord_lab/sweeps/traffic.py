@@ -1,0 +1,209 @@
+"""Tables for a mix of traffic: token counts and routing draws by weight, not one uniform draw.
+
+A traffic file is a small YAML:
+
+    scenario: kimi-k2/ep8/decode
+    points: {20: 5, 30: 3, 50: 1}        # tokens, in the scenario's unit: weight
+    draws: {uniform: 0.7, "zipf:1.0": 0.3}
+
+A schedule's cost at a token count is its time under each draw, weighted. Neighbouring token counts share a row where
+one schedule costs at most the margin more than each one's best; of such schedules the one with the least weighted cost
+serves the row, so that tables stay small and frequent counts decide.
+"""
+
+from __future__ import annotations
+
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from w4a16_moe.schedule import Schedule
+
+from chord_lab.errors import UserError
+from chord_lab.scenarios import get_scenario
+from chord_lab.sweeps.winners import MARGIN, Winner, candidate_times, winners
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """What a table is tuned for."""
+
+    scenario: str
+    points: Mapping[int, float]  # tokens -> share, summing to 1
+    draws: Mapping[str, float]  # draw -> share, summing to 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a table's header."""
+        return {"points": {str(k): round(v, 6) for k, v in self.points.items()}, "draws": dict(self.draws)}
+
+    def describe_draws(self) -> str:
+        """``uniform 70 %, zipf:1.0 30 %``: what stands in the table's header."""
+        return ", ".join(f"{draw} {share:.0%}" for draw, share in self.draws.items())
+
+
+def read_traffic(path: pathlib.Path) -> Traffic:
+    """Read and check a traffic file."""
+    import yaml
+
+    try:
+        value = yaml.safe_load(pathlib.Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())[:160]}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} must be a mapping with scenario, points and draws")
+    unknown = sorted(map(str, set(value) - {"scenario", "points", "draws"}))
+    if unknown:
+        raise UserError(f"{path}: unknown key {unknown[0]!r}; legal: scenario, points, draws")
+    if not isinstance(value.get("scenario"), str):
+        raise UserError(f"{path}: scenario is missing; for example scenario: kimi-k2/ep8/decode")
+    scenario = get_scenario(value["scenario"])
+    points = _shares(path, "points", value.get("points") or {p.num_tokens: 1 for p in scenario.points if p.published})
+    draws = _shares(path, "draws", value.get("draws") or {scenario.draw: 1})
+    wrong = [key for key in points if not isinstance(key, int) or isinstance(key, bool) or key < 1]
+    if wrong:
+        raise UserError(f"{path}: points are token counts of at least 1, not {wrong[0]!r}")
+    return Traffic(scenario=value["scenario"], points=points, draws={str(k): v for k, v in draws.items()})
+
+
+def _shares(path: pathlib.Path, name: str, weights: Any) -> dict[Any, float]:
+    if not isinstance(weights, dict):
+        raise UserError(f"{path}: {name} maps each entry to its weight, for example {{20: 5, 30: 3}}")
+    for key, weight in weights.items():
+        fine = isinstance(weight, (int, float)) and not isinstance(weight, bool) and math.isfinite(weight)
+        if not fine or weight < 0:
+            raise UserError(f"{path}: the weight of {name} {key} must be a number of at least 0, not {weight!r}")
+    total = sum(weights.values())
+    if total <= 0:
+        raise UserError(f"{path}: the weights of {name} sum to 0")
+    return {key: weight / total for key, weight in weights.items() if weight > 0}
+
+
+@dataclass
+class _Place:
+    """One token count of one projection: what each schedule costs there."""
+
+    share: float
+    winners: list[Winner]  # one a draw
+    costs: dict[Schedule, float]  # microseconds, weighted over the draws; only what every draw has measured
+    default: Schedule
+
+    @property
+    def least(self) -> float:
+        return min(self.costs.values())
+
+    def close(self, margin: float) -> set[Schedule]:
+        """Schedules that cost at most the margin more than the best."""
+        return {s for s, cost in self.costs.items() if cost <= self.least * (1 + margin)}
+
+
+def traffic_winners(table: pa.Table, traffic: Traffic, margin: float = MARGIN) -> list[Winner]:
+    """One verdict per projection and token count for the mix, rows merged; `draw` says for what mix.
+
+    Raises:
+        UserError: a point or draw of the mix has no record.
+    """
+    found = [w for w in winners(table, margin) if w.scenario == traffic.scenario]
+    times = candidate_times(table)
+    made: list[Winner] = []
+    for profile in dict.fromkeys(w.profile for w in found):
+        for projection in ("gate_up", "down"):
+            mine = [w for w in found if w.profile == profile and w.projection == projection]
+            if mine:
+                made += _projection(mine, times, traffic, margin)
+    if not made:
+        raise UserError(f"no record of {traffic.scenario} to tune this traffic from")
+    return made
+
+
+def _projection(
+    mine: list[Winner], times: Mapping[Any, Mapping[Schedule, float]], traffic: Traffic, margin: float
+) -> list[Winner]:
+    by_place = {(w.num_tokens, w.draw): w for w in mine}
+    places = []
+    for tokens in sorted(traffic.points):
+        wanted = [(tokens, draw) for draw in traffic.draws]
+        lacking = [place for place in wanted if place not in by_place or by_place[place].schedule is None]
+        if lacking:
+            what = f"{mine[0].projection} at {lacking[0][0]} tokens under {lacking[0][1]}"
+            raise UserError(f"no usable record of {traffic.scenario} {what}: sweep it first (--points, --draw)")
+        here = [by_place[place] for place in wanted]
+        per_draw = [times[w.place()] for w in here]
+        shared = set.intersection(*(set(t) for t in per_draw))
+        shares = list(traffic.draws.values())
+        costs = {s: sum(share * t[s] for share, t in zip(shares, per_draw, strict=True)) for s in shared}
+        default = here[0].default_schedule
+        if default is None or not costs:
+            raise UserError(f"{mine[0].projection} at {tokens} tokens: no schedule was measured under every draw")
+        places.append(_Place(traffic.points[tokens], here, costs, default))
+    chosen = _fewest_rows(places, margin)
+    return [_verdict(place, schedule, traffic, margin) for place, schedule in zip(places, chosen, strict=True)]
+
+
+def _fewest_rows(places: Sequence[_Place], margin: float) -> list[Schedule]:
+    """The schedule of each place: as few changes as possible, then the least weighted cost (dynamic programming)."""
+    best: list[tuple[int, float, list[Schedule]]] = [(0, 0.0, [])]
+    for end in range(1, len(places) + 1):
+        options = []
+        shared: set[Schedule] | None = None
+        for start in range(end - 1, -1, -1):
+            close = places[start].close(margin)
+            shared = close if shared is None else shared & close
+            if not shared:
+                break
+            run = places[start:end]
+            costs = {s: sum(p.share * p.costs[s] for p in run) for s in shared}
+            schedule = min(costs, key=lambda s: (costs[s], s.label()))
+            rows, cost, before = best[start]
+            options.append((rows + 1, cost + costs[schedule], [*before, *[schedule] * len(run)]))
+        best.append(min(options, key=lambda option: option[:2]))
+    return best[-1][2]
+
+
+def _verdict(place: _Place, schedule: Schedule, traffic: Traffic, margin: float) -> Winner:
+    """The mix's verdict at one token count: the interval is that of the draws, weighted."""
+    first = place.winners[0]
+    default_us = place.costs.get(place.default)
+    cost = place.costs[schedule]
+    shares = list(traffic.draws.values())
+    highs = [_high(w, schedule) for w in place.winners]
+    high = None if None in highs else float(np.dot(shares, [h for h in highs if h is not None]))
+    gain = None if default_us is None else 1 - cost / default_us
+    wins = default_us is None or (schedule != place.default and high is not None and high < 1 - margin)
+    return replace(
+        first,
+        draw=traffic.describe_draws(),
+        schedule=schedule,
+        best=schedule,
+        time_us=cost,
+        default_time_us=default_us,
+        margin=gain,
+        ratio_low=None,
+        ratio_high=high,
+        verdict="win" if wins else "tie",
+        within=(schedule,),  # the row's schedule: neighbours with the same one share a row
+        candidates=sum(w.candidates for w in place.winners),
+        failed=sum(w.failed for w in place.winners),
+        flags=tuple(dict.fromkeys(flag for w in place.winners for flag in w.flags)),
+        humming_us=_mixed([w.humming_us for w in place.winners], shares),
+        humming_best_us=_mixed([w.humming_best_us for w in place.winners], shares),
+        baseline_us=_mixed([w.baseline_us for w in place.winners], shares),
+    )
+
+
+def _high(winner: Winner, schedule: Schedule) -> float | None:
+    """Upper bound of the schedule's ratio to the default under one draw; known for the draw's own best alone."""
+    if winner.ratio_high is None or schedule == winner.best:
+        return winner.ratio_high
+    return winner.ratio_high * (1 + MARGIN) if schedule in winner.within else None
+
+
+def _mixed(times: list[float | None], shares: list[float]) -> float | None:
+    return None if None in times else float(np.dot(shares, [t for t in times if t is not None]))
