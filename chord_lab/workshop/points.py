@@ -42,5 +42,6 @@ TURN_SCENARIO, TURN_PROJECTION, TURN_DRAW = "kimi-k2/ep8/prefill", "gate_up", "u
 SLICING_SCENARIO, SLICING_PROJECTION, SLICING_DRAW = "kimi-k2/ep8/decode", "gate_up", "uniform"
 # Exercise 5: how a launch fills 132 SMs.
 FILL_CARD = LoadPoint("kimi-k2/ep8/prefill", 2048, "uniform")
-# Exercise 6: traffic that the shipped table was not tuned for.
-BEAT_SCENARIO, BEAT_DRAW = "kimi-k2/ep8/decode", "zipf:1.2"
+# Exercise 6: traffic that the shipped table was not tuned for: routed rows -> share of all steps.
+BEAT_SCENARIO = "kimi-k2/ep8/decode"
+TRAFFIC = {160: 0.1, 240: 0.2, 320: 0.3, 400: 0.4}

@@ -11,6 +11,8 @@ from w4a16_moe.resolve import resolve_schedule
 from w4a16_moe.schedule import Schedule
 
 from chord_lab import analysis
+from chord_lab.errors import UserError
+from chord_lab.routing import parse_draw
 from chord_lab.scenarios import get_scenario
 from chord_lab.widgets.measurements import Measurements
 from chord_lab.workshop import points
@@ -68,7 +70,7 @@ def slicing(measurements: Measurements) -> analysis.SlicingInfo:
 
 
 FILL_SCHEDULE = Schedule(
-    kernel="wgmma", block_m=64, block_n=256, block_k=64, num_warps=8, num_stages=4, ctas_per_sm=1, persistent=True
+    kernel="wgmma", block_m=64, block_n=256, block_k=64, num_warps=8, num_stages=4, swap_ab=True, persistent=True
 )
 
 
@@ -91,11 +93,25 @@ def check_fill(answer: Any) -> Verdict:
     )
 
 
-def check_table(answer: Any, measurements: Measurements, traffic: Mapping[int, float]) -> Verdict:
-    """answer: dict routed_m -> Schedule for the gate_up projection of `BEAT_SCENARIO` under `BEAT_DRAW`.
+def beat_draw(measurements: Measurements) -> str:
+    """The most skewed routing draw that was recorded.
+
+    Raises:
+        UserError: no skewed draw was recorded.
+    """
+    draws = [parse_draw(text) for text in measurements.draws(points.BEAT_SCENARIO)]
+    skewed = [draw for draw in draws if draw.kind == "zipf"]
+    if not skewed:
+        raise UserError(f"exercise 6 needs records of {points.BEAT_SCENARIO} under a skewed draw (zipf:S)")
+    return str(max(skewed, key=lambda draw: draw.skew))
+
+
+def check_table(answer: Any, measurements: Measurements) -> Verdict:
+    """answer: dict routed_m -> Schedule for the gate_up projection of `BEAT_SCENARIO` under `beat_draw`.
 
     Every schedule must have been measured there, and the traffic-weighted time must beat the table that ships.
     """
+    traffic = points.TRAFFIC
     if not isinstance(answer, Mapping) or set(answer) != set(traffic):
         return judge([f"the answer must be a dict with a Schedule for each of {', '.join(map(str, traffic))}"], "")
     problems, ours, shipped = [], 0.0, 0.0
@@ -121,7 +137,7 @@ def measured_times(measurements: Measurements, routed_m: int) -> dict[Schedule, 
     """Schedule -> recorded time in microseconds at one point of exercise 6."""
     frame = measurements.of_scenario(points.BEAT_SCENARIO)
     rows = analysis.candidates(
-        analysis.select(frame, projection="gate_up", draw=points.BEAT_DRAW, routed_m=routed_m)
+        analysis.select(frame, projection="gate_up", draw=beat_draw(measurements), routed_m=routed_m)
     ).sort_values("time_us")
     found: dict[Schedule, float] = {}
     for row in rows.to_dict("records"):
@@ -137,5 +153,5 @@ def shipped_schedule(routed_m: int, times: Mapping[Schedule, float]) -> Schedule
     resolved = resolve_schedule(scenario.problem("gate_up"), routed_m, scenario.profile, "nvidia_h200")
     assert resolved.schedule is not None
     if resolved.schedule not in times:
-        raise ValueError(f"the shipped schedule {resolved.schedule.label()} was not measured at routed_m {routed_m}")
+        raise UserError(f"the shipped schedule {resolved.schedule.label()} was not recorded at {routed_m} rows")
     return resolved.schedule
