@@ -244,9 +244,11 @@ class Bench:
 
     def _run_and_compare(self, launch: Launch, limit: float) -> float:
         tensors = self._open_tensors()
-        tensors.poison()
+        (launch.poison or tensors.poison)()
         self._guard(launch.run)
         self._guard(self.timer.wait)
+        if launch.collect is not None:
+            launch.collect()
         error = tensors.error()
         if not error <= limit:
             what = "rows were not written (NaN)" if math.isnan(error) else f"relative error {error:.2e}"

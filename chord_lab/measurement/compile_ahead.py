@@ -20,7 +20,7 @@ from w4a16_moe.schedule import Schedule
 from chord_lab.measurement.child import Child, ChildFailure
 
 SERVER = "chord_lab.measurement.compile_ahead:CompileServer"
-Job = tuple[Schedule, MoeProblem]
+Job = tuple[Schedule, MoeProblem, str]  # and the interface
 
 
 class CompileServer:
@@ -30,12 +30,18 @@ class CompileServer:
         if hasattr(os, "nice"):
             os.nice(10)  # the measuring process must not wait for a core
 
-    def compile(self, schedule: dict[str, Any], problem: dict[str, Any], capability: int) -> dict[str, Any]:
+    def compile(
+        self, schedule: dict[str, Any], problem: dict[str, Any], capability: int, interface: str
+    ) -> dict[str, Any]:
         """Facts of one schedule: registers, smem_bytes, spill_bytes, seconds, from_cache."""
         from w4a16_moe.families import kernel_module
         from w4a16_moe.offline import compile_facts, compile_kernel
 
         made, solved = Schedule.from_dict(schedule), MoeProblem(**problem)
+        special = getattr(kernel_module(made.kernel), f"compile_spec_{interface.removeprefix('grouped_')}", None)
+        if special is not None:  # another kernel serves this interface; of it, Triton's own facts are known
+            kernel = compile_kernel(special(made, solved), capability)
+            return {"smem_bytes": int(kernel.metadata.shared), "from_cache": False, "seconds": 0.0}
         facts = compile_facts(made, solved, capability)
         if facts.from_cache:  # the facts outlive Triton's cache; the launch needs the kernel itself
             compile_kernel(kernel_module(made.kernel).compile_spec(made, solved, solved.top_k), capability)
@@ -124,7 +130,7 @@ class CompileAhead:
             child.close()
 
     def _one(self, child: Child, job: Job) -> Child | None:
-        schedule, problem = job
+        schedule, problem, interface = job
         try:
             facts = child.call(
                 "compile",
@@ -132,6 +138,7 @@ class CompileAhead:
                 schedule=schedule.to_dict(),
                 problem=problem.to_dict(),
                 capability=self.capability,
+                interface=interface,
             )
             self._futures[job].set_result(facts)
         except ChildFailure as failure:

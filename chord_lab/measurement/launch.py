@@ -20,6 +20,8 @@ class Launch:
     ran_kernel: str  # what runs, by its own name
     ran_gemm_type: str  # indexed | grouped_contiguous | grouped_masked
     num_tokens_padded: int  # rows that it works on, padding included
+    poison: Callable[[], None] | None = None  # for a launch with an output of its own
+    collect: Callable[[], None] | None = None  # and how to gather that into the point's output
 
 
 Launcher = Callable[["PointTensors", Candidate], Launch]
@@ -84,7 +86,10 @@ class launched_kernels:
         self.names: list[str] = []
 
     def _seen(self, metadata: Any) -> None:
-        name = metadata.get().get("name")
+        try:
+            name = metadata.get().get("name")
+        except Exception:  # another Triton's metadata: an exception in a hook would fail the launch
+            name = None
         if name and name not in self.names:
             self.names.append(name)
 

@@ -7,21 +7,18 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from w4a16_moe.problem import MoeProblem
-from w4a16_moe.schedule import Schedule
-
 from chord_lab.measurement.child import ChildFailure
-from chord_lab.measurement.compile_ahead import CompileAhead
+from chord_lab.measurement.compile_ahead import CompileAhead, Job
 from chord_lab.measurement.contest import Contest
 from chord_lab.records.attempt import Candidate, Point
 
 STALL_S = 0.25  # how long the GPU may wait for a compilation before it uses the time for another round
 
 
-def job_of(point: Point, candidate: Candidate) -> tuple[Schedule, MoeProblem]:
+def job_of(point: Point, candidate: Candidate) -> Job:
     """What must be compiled for a candidate."""
     assert candidate.schedule is not None
-    return candidate.schedule, point.problem
+    return candidate.schedule, point.problem, point.interface
 
 
 class Stage:

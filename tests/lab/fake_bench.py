@@ -97,7 +97,7 @@ class FakeBench:
 
 
 class FakeCompiler:
-    def compile(self, schedule, problem, capability):
+    def compile(self, schedule, problem, capability, interface):
         if schedule["num_stages"] == 109:
             ctypes.string_at(0)
         if schedule["num_stages"] == 107:

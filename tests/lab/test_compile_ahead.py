@@ -40,7 +40,7 @@ def compile_all(jobs, **settings):
 
 def test_a_launch_reuses_what_was_compiled_ahead(caches):
     """The launch's own path through Triton, with a driver that has no device, finds the kernel in the cache."""
-    (facts,) = compile_all([(schedule(), PROBLEM)])
+    (facts,) = compile_all([(schedule(), PROBLEM, "indexed")])
     assert facts["registers"] > 16 and facts["smem_bytes"] > 0 and not facts["from_cache"]
     command = [sys.executable, str(HERE / "launch_without_gpu.py"), json.dumps(schedule().to_dict())]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=dict(os.environ))
@@ -48,7 +48,7 @@ def test_a_launch_reuses_what_was_compiled_ahead(caches):
 
 
 def test_nothing_is_compiled_twice(caches):
-    jobs = [(schedule(), PROBLEM)]
+    jobs = [(schedule(), PROBLEM, "indexed")]
     (first,) = compile_all(jobs)
     (second,) = compile_all(jobs)
     assert not first["from_cache"] and second["from_cache"]
@@ -59,16 +59,16 @@ def test_nothing_is_compiled_twice(caches):
 
 def test_a_job_is_submitted_once():
     pool = CompileAhead(90, jobs=1, server="fake_bench:FakeCompiler")
-    pool.submit([(schedule(), PROBLEM)] * 3)
-    pool.submit([(schedule(), PROBLEM)], priority=1)
-    assert pool.result((schedule(), PROBLEM)).result(30)["registers"] == 100
+    pool.submit([(schedule(), PROBLEM, "indexed")] * 3)
+    pool.submit([(schedule(), PROBLEM, "indexed")], priority=1)
+    assert pool.result((schedule(), PROBLEM, "indexed")).result(30)["registers"] == 100
     assert pool.num_pending() == 0
     pool.close()
 
 
 def test_a_compiler_that_dies_costs_its_schedule_alone():
     pool = CompileAhead(90, jobs=1, server="fake_bench:FakeCompiler")
-    jobs = [(schedule(stages), PROBLEM) for stages in (2, 109, 3, 107)]
+    jobs = [(schedule(stages), PROBLEM, "indexed") for stages in (2, 109, 3, 107)]
     pool.submit(jobs)
     assert pool.result(jobs[0]).result(30) and pool.result(jobs[2]).result(30)
     died, refused = pool.result(jobs[1]).exception(30), pool.result(jobs[3]).exception(30)

@@ -50,7 +50,7 @@ def launch_humming(tensors: PointTensors, candidate: Candidate) -> Launch:
     if point.interface != "indexed":
         from chord_lab.measurement.grouped import humming_grouped
 
-        return humming_grouped(tensors, layer, candidate.config, block_m)
+        return humming_grouped(tensors, layer, candidate.config, _kernel_name(layer, point.interface, candidate.config))
     sorted_ids, expert_ids, padded = _exact_buffers(tensors, block_m)
     arguments = {
         "inputs": tensors.x,
