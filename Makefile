@@ -55,7 +55,7 @@ test-gpu: $(GPU_SETUP) ## tests that need a CUDA GPU
 	@PYTHONPATH=.:kernels $(GPU_PYTHON) -m pytest -m gpu tests
 
 record: $(GPU_SETUP) ## measure again what data/ ships, on this machine's GPU
-	@PYTHONPATH=.:kernels $(GPU_PYTHON) -m benchmarks.record
+	@PYTHONPATH=.:kernels $(GPU_PYTHON) -m chord_lab record --out out/record
 
 bench: $(GPU_SETUP) ## our kernels against the peers that are installed, on this machine's GPU
 	@PYTHONPATH=.:kernels $(GPU_PYTHON) -m benchmarks.compare

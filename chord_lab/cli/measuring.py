@@ -177,16 +177,15 @@ def _spread(request: Request, out: pathlib.Path) -> tuple[Measure, Plan]:
     from chord_lab.measurement.nvml import Nvml
     from chord_lab.sweeps.space import device_named
 
-    assert request.dask is not None
+    where = request.dask or "local"
     gpus = visible_gpus()
-    here = device_slug(Nvml.of_visible(gpus[0]).name()) if gpus and request.dask in ("local", "cuda") else ""
+    here = device_slug(Nvml.of_visible(gpus[0]).name()) if gpus and where in ("local", "cuda") else ""
     device = device_named(here or request.device)
-    workers = max(1, len(gpus)) if request.dask in ("local", "cuda") else 1
+    workers = max(1, len(gpus)) if where in ("local", "cuda") else 1
     if request.jobs is None:  # workers of one host share its cores
         request = replace(request, jobs=max(1, (os.cpu_count() or 2) // workers - 1))
-    return ClusterMeasure(request.dask, live_settings(request, out, None), device=device.slug), plan_for(
-        request, device
-    )
+    measure = ClusterMeasure(where, live_settings(request, out, None), device=device.slug)
+    return measure, plan_for(request, device)
 
 
 def live_settings(request: Request, out: pathlib.Path, gpu: str | None) -> Any:

@@ -117,7 +117,8 @@ def _runnable(points: list[Point], device: Device) -> list[Point]:
     """Points whose profile has kernels and a heuristic in this build; the others are named once."""
     from chord_lab.sweeps.space import default_schedule
 
-    good, refused = [], {}
+    good: list[Point] = []
+    refused: dict[str, str] = {}
     for point in points:
         try:
             default_schedule(point, device)

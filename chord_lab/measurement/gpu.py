@@ -55,8 +55,8 @@ class GpuTimer:
             "kernels": kernels_hash(),
             "peers": peer_versions(),
             "uuid": self.nvml.uuid,
-            "smem_per_cta": properties.shared_memory_per_block_optin,
-            "smem_per_sm": properties.shared_memory_per_multiprocessor,
+            "smem_per_cta": getattr(properties, "shared_memory_per_block_optin", 0),
+            "smem_per_sm": getattr(properties, "shared_memory_per_multiprocessor", 0),
             "total_memory_bytes": properties.total_memory,
         }
 

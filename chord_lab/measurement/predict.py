@@ -96,10 +96,10 @@ def fit(samples: Sequence[Sample], device: Device) -> CostModel:
     mean, scale = raw.mean(axis=0), raw.std(axis=0)
     scale[scale < 1e-9] = 1.0
     scaled = (raw - mean) / scale
-    target = np.log([s.time_us / floor_us(s.point) for s in samples])
+    target: Array = np.log(np.array([s.time_us / floor_us(s.point) for s in samples], dtype=np.float64))
     expanded = _expand(scaled)
     gram = expanded.T @ expanded + RIDGE * np.eye(expanded.shape[1])
-    weights = np.linalg.solve(gram, expanded.T @ target)
+    weights: Array = np.linalg.solve(gram, expanded.T @ target).astype(np.float64)
     model = CostModel(device, mean, scale, weights, kernels=frozenset(s.schedule.kernel for s in samples))
     model.facts = {(s.point.problem, s.schedule): s.facts for s in samples}
     rest = target - expanded @ weights

@@ -204,6 +204,7 @@ class _Listener:
             for r in self.records
             if r.status == "ok" and r.schedule is not None
         }
+        assert default.schedule is not None
         reference = times.get(default.schedule, {})
         paired = {schedule: paired_ratio(mine, reference) for schedule, mine in times.items()}
         return {schedule: ratio.estimate for schedule, ratio in paired.items() if ratio}

@@ -39,7 +39,10 @@ class PeersAhead:
         """The peer's candidates at a point; waits for them."""
         if point not in self._futures:
             return []
-        return [Candidate(kind="peer", **config) for config in self._futures[point].result()]
+        return [
+            Candidate(kind="peer", implementation=found["implementation"], config=found["config"])
+            for found in self._futures[point].result()
+        ]
 
     def close(self) -> None:
         """Drop what was not asked yet."""

@@ -25,7 +25,7 @@ WEIGHTS = {"dtype": "uint4", "group_size": 32, "scale_dtype": "bfloat16"}
 FORCED_BLOCK_M = (8, 16, 24, 32, 48, 64, 96, 128, 176)
 NUM_FORCED = 3  # exact tiles tried beside the heuristics' own
 # A tile that the wheel itself uses where its producer-consumer policy does not apply.
-PLAIN_TILE = {"block_shape": [16, 256, 128], "warp_shape": [16, 64, 64], "num_stages": 4, "num_ctas_per_sm": 2,
+PLAIN_TILE: dict[str, Any] = {"block_shape": [16, 256, 128], "warp_shape": [16, 64, 64], "num_stages": 4, "num_ctas_per_sm": 2,
               "mma_type": "wgmma", "use_stream_k": False}  # fmt: skip
 
 
@@ -194,7 +194,7 @@ class HummingAhead:
 
 def forced_tiles(point: Point, own: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The peer's configuration with the block_m that fit this very routing, cheapest first."""
-    base = own if own.get("mma_type") == "wgmma" else PLAIN_TILE
+    base: dict[str, Any] = own if own.get("mma_type") == "wgmma" else PLAIN_TILE
     own_block_m = own["block_shape"][0]
 
     def cost(block_m: int) -> float:
