@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 LAUNCHES = ("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_DRIVER")
 METADATA = ("META_DATA_EXPORT", "EXPORT_META_DATA")
-CHUNK = 200_000  # rows held as Python objects at a time: about 100 MB
+FETCH = 2_000  # rows that are Python objects at a time: they stay in the allocator's caches
+BLOCK = 200_000  # rows of an array that is worked on at a time
 ABSENT = -(2**63)  # stands for NULL while a column is an integer array
 PID_SHIFT = 24  # globalTid and globalPid end in a thread id of 24 bits; all above it names the process
 Progress = Callable[[str], None]
@@ -88,8 +89,8 @@ class Export:
         have = self.columns[table]
         terms = ", ".join(f'COALESCE("{c}", {ABSENT})' if c in have else str(ABSENT) for c in wanted)
         rows = self.database.execute(f"SELECT {terms} FROM {table} {where}")
-        blocks = [np.array(chunk, dtype="int64") for chunk in chunks(rows, self.progress, table)]
-        return np.concatenate(blocks) if blocks else np.empty((0, len(wanted)), "int64")
+        parts = list(blocks(rows, self.progress, table))
+        return np.concatenate(parts) if parts else np.empty((0, len(wanted)), "int64")
 
     def strings(self, ids: np.ndarray) -> dict[int, str]:
         """Texts of StringIds; an id without a row is named by its number."""
@@ -103,15 +104,20 @@ class Export:
         return found | {i: f"<string {i}>" for i in lost}
 
 
-def chunks(rows: Any, progress: Progress, what: str) -> Iterator[list[tuple[Any, ...]]]:
-    """Rows of a cursor, CHUNK at a time."""
-    if not hasattr(rows, "fetchmany"):
-        return
-    done = 0
-    while chunk := rows.fetchmany(CHUNK):
-        done += len(chunk)
-        yield chunk
-        progress(f"{done:,} {what}")
+def blocks(rows: sqlite3.Cursor, progress: Progress, what: str) -> Iterator[np.ndarray]:
+    """Rows of whole numbers as int64 arrays of at most BLOCK rows; few of them are Python objects at a time."""
+    import numpy as np
+
+    done, parts = 0, []
+    while fetched := rows.fetchmany(FETCH):
+        parts.append(np.array(fetched, dtype="int64"))
+        done += len(fetched)
+        if len(parts) * FETCH >= BLOCK:
+            yield np.concatenate(parts)
+            parts.clear()
+            progress(f"{done:,} {what}")
+    if parts:
+        yield np.concatenate(parts)
 
 
 def categorical(codes: np.ndarray, texts: list[str]) -> pd.Categorical:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from chord_lab.errors import UserError
-from chord_lab.traces.nsys_database import ABSENT, KERNELS, LAUNCHES, PID_SHIFT, Export, Progress, categorical, chunks
+from chord_lab.traces.nsys_database import ABSENT, KERNELS, LAUNCHES, PID_SHIFT, Export, Progress, blocks, categorical
 from chord_lab.traces.nsys_nvtx import Opened, first_start, read_ranges
 from chord_lab.traces.ranges import PathBook
 from chord_lab.traces.table import Trace, dims, kernel_frame, metric_frame, nullable
@@ -90,11 +90,11 @@ class _Kernels:
         terms = [f'COALESCE("{c}", {ABSENT})' if c in have else str(ABSENT) for c in identity + shape]
         parts: list[np.ndarray] = []
         codes: list[np.ndarray] = []
-        rows = self.export.database.execute(f"SELECT {', '.join(terms)} FROM {KERNELS}") if have else iter(())
-        for chunk in chunks(rows, self.export.progress, "kernels"):
-            block = np.array(chunk, dtype="int64")
-            parts.append(block[:, : len(identity)].copy())
-            codes.append(self._shape_codes(block[:, len(identity) :]))
+        if have:
+            rows = self.export.database.execute(f"SELECT {', '.join(terms)} FROM {KERNELS}")
+            for block in blocks(rows, self.export.progress, "kernels"):
+                parts.append(block[:, : len(identity)].copy())
+                codes.append(self._shape_codes(block[:, len(identity) :]))
         table = np.concatenate(parts) if parts else np.empty((0, len(identity)), "int64")
         del parts
         raw = {c: table[:, i] for i, c in enumerate(["start", "end", "name", "stream", "correlation", "process"])}
