@@ -25,8 +25,14 @@ WEIGHTS = {"dtype": "uint4", "group_size": 32, "scale_dtype": "bfloat16"}
 FORCED_BLOCK_M = (8, 16, 24, 32, 48, 64, 96, 128, 176)
 NUM_FORCED = 3  # exact tiles tried beside the heuristics' own
 # A tile that the wheel itself uses where its producer-consumer policy does not apply.
-PLAIN_TILE: dict[str, Any] = {"block_shape": [16, 256, 128], "warp_shape": [16, 64, 64], "num_stages": 4, "num_ctas_per_sm": 2,
-              "mma_type": "wgmma", "use_stream_k": False}  # fmt: skip
+PLAIN_TILE: dict[str, Any] = {
+    "block_shape": [16, 256, 128],
+    "warp_shape": [16, 64, 64],
+    "num_stages": 4,
+    "num_ctas_per_sm": 2,
+    "mma_type": "wgmma",
+    "use_stream_k": False,
+}
 
 
 class PeerError(RuntimeError):
