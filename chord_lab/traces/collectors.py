@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from chord_lab.capabilities import MIN_NCU, MIN_NCU_FOR_NSIGHT_PYTHON, version_tuple
 from chord_lab.errors import UserError
+from chord_lab.traces.counters import COUNTERS, STALL_METRIC, STALLS
 from chord_lab.traces.reading import FORBIDDEN
 
 COLLECTORS = ("ncu", "nsight-python", "cupti", "events")
@@ -30,7 +31,6 @@ SECTIONS = (
     "SchedulerStats",
     "WarpStateStats",
 )
-EXTRA_METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum", "smsp__inst_executed.sum")
 METRIC_SETS = ("lab", "time", "full")  # or a comma-separated list of metrics
 
 
@@ -121,14 +121,13 @@ def _version(package: str) -> str | None:
 
 
 def ncu_options(metrics: str) -> list[str]:
-    """What ``--metrics`` asks of ncu: a named set, or metrics by name."""
+    """What ``--metrics`` asks of ncu: a named set, or metrics by name. Raises UserError for anything else."""
     if metrics == "full":
         return ["--set", "full"]
     if metrics == "time":
         return ["--metrics", "gpu__time_duration.sum"]
     if metrics == "lab":
-        chosen = [option for section in SECTIONS for option in ("--section", section)]
-        return [*chosen, "--metrics", ",".join(EXTRA_METRICS)]
+        return [*_sections(), "--metrics", ",".join(lab_metrics())]
     names = [name.strip() for name in metrics.split(",")]
     if not all(re.fullmatch(r"[A-Za-z_][\w.:]*", name) and "__" in name for name in names):
         legal = ", ".join(METRIC_SETS)
@@ -136,6 +135,16 @@ def ncu_options(metrics: str) -> list[str]:
     if "gpu__time_duration.sum" not in names:
         names.append("gpu__time_duration.sum")
     return ["--metrics", ",".join(names)]
+
+
+def _sections() -> list[str]:
+    return [option for section in SECTIONS for option in ("--section", section)]
+
+
+def lab_metrics() -> list[str]:
+    """Every counter and stall by its first name: sections differ between versions in what they collect."""
+    measured = [c.metrics[0] for c in COUNTERS if not c.metrics[0].startswith(("launch__", "derived__"))]
+    return [*measured, *(STALL_METRIC.format(stall) for stall in STALLS)]
 
 
 def run_ncu(
@@ -152,9 +161,11 @@ def run_ncu(
     Raises UserError in one line when counters are forbidden, nothing was profiled, or the target failed.
     """
     command = [ncu.path, "--clock-control", "none", "--profile-from-start", "off", "--nvtx"]
-    command += ["--target-processes", "application-only", *ncu_options(metrics)]
-    command += ["--force-overwrite", "--export", str(report), *target]
-    code, text = _run_group(command, environment, limit_s)
+    command += ["--target-processes", "application-only"]
+    ending = ["--force-overwrite", "--export", str(report), *target]
+    code, text = _run_group([*command, *ncu_options(metrics), *ending], environment, limit_s)
+    if metrics == "lab" and "Failed to find metric" in text:  # a GPU that has not all of them
+        code, text = _run_group([*command, *_sections(), *ending], environment, limit_s)
     problem = _problem(text)
     if problem:
         raise UserError(problem)

@@ -20,11 +20,11 @@ class Counter(NamedTuple):
     scale: float = 1.0  # from base units
 
 
-def _pipe(name: str, label: str, *pipes: str) -> Counter:
-    spelled = []
-    for pipe in pipes:
-        spelled.append(f"sm__pipe_{pipe}_cycles_active.avg.pct_of_peak_sustained_active")
-        spelled.append(f"sm__inst_executed_pipe_{pipe}.avg.pct_of_peak_sustained_active")
+def _pipe(name: str, label: str, *pipes: str, by_instructions: bool = False) -> Counter:
+    """Cycles in which a pipe was busy; instructions for pipes of which Hopper counts no cycles."""
+    cycles = [f"sm__pipe_{pipe}_cycles_active.avg.pct_of_peak_sustained_active" for pipe in pipes]
+    instructions = [f"sm__inst_executed_pipe_{pipe}.avg.pct_of_peak_sustained_active" for pipe in pipes]
+    spelled = [*instructions, *cycles] if by_instructions else [*cycles, *instructions]
     return Counter(f"pipe_{name}_pct", label, tuple(spelled))
 
 
@@ -109,11 +109,11 @@ COUNTERS: tuple[Counter, ...] = (
     _pipe("tensor", "tensor cores", "tensor", "tensor_op_hmma", "tensor_op_gmma"),
     _pipe("alu", "integer and logic", "alu"),
     _pipe("fma", "fp32 multiply-add", "fma", "fmaheavy"),
-    _pipe("fp16", "fp16 and bf16 pairs", "fma_type_fp16", "fp16"),
-    _pipe("lsu", "loads and stores", "lsu"),
-    _pipe("uniform", "uniform datapath", "uniform"),
+    _pipe("fp16", "fp16 and bf16 pairs", "fma_type_fp16", "fp16", by_instructions=True),
+    _pipe("lsu", "loads and stores", "lsu", by_instructions=True),
+    _pipe("uniform", "uniform datapath", "uniform", by_instructions=True),
     _pipe("tma", "tensor memory accelerator", "tma"),
-    _pipe("xu", "conversions and special functions", "xu"),
+    _pipe("xu", "conversions and special functions", "xu", by_instructions=True),
 )
 
 # Why the warps that were resident did not issue: warps waiting per issue, by reason

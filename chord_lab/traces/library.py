@@ -63,8 +63,11 @@ class Library:
 
 def shipped_folders() -> list[Path]:
     """Folders of captures under data/nsight, one a device: of CHORD_LAB_DATA, the checkout, or the current folder."""
-    found = next((root for root in _roots() if root.is_dir()), None)
-    return sorted(p for p in found.iterdir() if p.is_dir()) if found else []
+    for root in _roots():
+        folders = sorted(p for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
+        if folders:
+            return folders
+    return []
 
 
 def _roots() -> list[Path]:

@@ -211,8 +211,10 @@ def roofline_info(points: pd.DataFrame, ceilings: dict[str, float]) -> Roofline:
     """Each profiled schedule by counted DRAM traffic. Raises UserError when no point has the counters."""
     found, without = [], 0
     for row in points.to_dict("records"):
-        moved = float(row["dram_read_bytes"]) + float(row["dram_write_bytes"])
         seconds = float(row["profiled_us"]) / 1e6
+        moved = float(row["dram_read_bytes"]) + float(row["dram_write_bytes"])
+        if math.isnan(moved):  # older captures hold the rate alone
+            moved = float(row["dram_gbps"]) * 1e9 * seconds
         if not (moved > 0 and seconds > 0 and row["flops"] > 0):
             without += 1
             continue

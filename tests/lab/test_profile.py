@@ -116,6 +116,15 @@ def test_metrics_option():
             collectors.ncu_options(wrong)
 
 
+def test_a_gpu_without_some_metric_is_asked_again_for_sections_alone(tmp_path):
+    once = 'case "$*" in *--metrics*) echo "==ERROR== Failed to find metric smsp__x"; exit 1;; esac'
+    ncu = collectors.Ncu(str(shell_ncu(tmp_path, "2025.1.0.0", f"{once}; {TO_EXPORT}")), (2025, 1))
+    collectors.run_ncu(ncu, ["true"], tmp_path / "r.ncu-rep")
+    assert (tmp_path / "r.ncu-rep").exists()
+    with pytest.raises(UserError, match="Failed to find metric smsp__x"):  # what was asked for by name is not dropped
+        collectors.run_ncu(ncu, ["true"], tmp_path / "s.ncu-rep", metrics="smsp__x.sum")
+
+
 def test_ncu_is_stopped_at_its_limit(tmp_path):
     ncu = collectors.Ncu(str(shell_ncu(tmp_path, "2025.1.0.0", "sleep 60")), (2025, 1, 0, 0))
     with pytest.raises(UserError, match="more than 1 s and was stopped"):

@@ -103,6 +103,8 @@ def test_roofline_from_counted_traffic(library):
     bare = library.points.assign(dram_read_bytes=math.nan)
     with pytest.raises(UserError, match="collect --metrics lab"):
         roofline_info(bare, {})
+    rate = roofline_info(bare.assign(dram_gbps=4000.0), {})
+    assert rate.points[0].intensity == pytest.approx(point().flops / (4000e9 * 216e-6))
     partly = pd.concat([library.points, bare])
     assert roofline_info(partly, {}).notes == ("10 captures without DRAM bytes are left out",)
 
