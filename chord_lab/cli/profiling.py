@@ -127,11 +127,12 @@ def run_profile(
         live = live or live_settings(len(jobs))
         trace = _collect(jobs, folder / f"{name}.ncu-rep", collector, metrics, live.worker.bench_settings)
         records = _event_records(jobs, folder / "events", live)
-        files = _write(folder, trace, records, name)
+        joined = _finished(trace, records, [candidate.key_at(point) for point, candidate in jobs])
+        files = _write(folder, joined, records, name)
         out.mkdir(parents=True, exist_ok=True)
         for file in files:
             os.replace(file, out / file.name)
-    return Profiled(name, [out / file.name for file in files], _finished(trace, records), records)
+    return Profiled(name, [out / file.name for file in files], joined, records)
 
 
 def _existing_parent(out: Path) -> Path:
@@ -247,13 +248,13 @@ def _event_records(jobs: Jobs, folder: Path, live: LiveSettings) -> list[Record]
     return list(read_records(folder).records)
 
 
-def _finished(trace: Trace | None, records: Sequence[Record]) -> Trace | None:
+def _finished(trace: Trace | None, records: Sequence[Record], order: Sequence[str]) -> Trace | None:
     from chord_lab.traces.join import with_identity
 
     if trace is None:
         return None
     ceilings = {r.ran_kernel: _ceiling(r) for r in records if r.kind == "ceiling" and r.status == "ok"}
-    return with_identity(replace(trace, facts=trace.facts | {"ceilings": ceilings}), records)
+    return with_identity(replace(trace, facts=trace.facts | {"ceilings": ceilings}), records, order)
 
 
 def _ceiling(record: Record) -> float | None:
@@ -263,13 +264,12 @@ def _ceiling(record: Record) -> float | None:
     return tflops(record) if record.work_flops else bandwidth_gbps(record)
 
 
-def _write(folder: Path, trace: Trace | None, records: Sequence[Record], name: str) -> list[Path]:
+def _write(folder: Path, joined: Trace | None, records: Sequence[Record], name: str) -> list[Path]:
     from chord_lab.records import write_parquet
     from chord_lab.traces.stored import STORED_SUFFIX, write_stored
 
     write_parquet(records, folder / f"{name}.records.parquet")
     files = [folder / f"{name}.records.parquet"]
-    joined = _finished(trace, records)
     if joined is not None:
         write_stored(joined, folder / f"{name}{STORED_SUFFIX}")
         files.append(folder / f"{name}{STORED_SUFFIX}")

@@ -179,7 +179,9 @@ def run_ncu(
 def export_raw_csv(ncu: Ncu, report: Path, limit_s: float = 120.0) -> str:
     """The raw page of a report in base units, by ncu itself: for machines without `ncu-report`."""
     command = [ncu.path, "--import", str(report), "--csv", "--page", "raw", "--print-units", "base"]
-    code, text = _run_group(command, None, limit_s)
+    code, text = _run_group([*command, "--nvtx"], None, limit_s)
+    if code != 0:  # a version that takes --nvtx for recording only
+        code, text = _run_group(command, None, limit_s)
     if code != 0:
         raise UserError(f"ncu cannot export {report.name}: {_last_line(text)}")
     return text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +23,19 @@ def identity_of(record: Record) -> dict[str, Any]:
     return row | {"key": record.key(), "record_time_us": median_us(record)}
 
 
-def with_identity(trace: Trace, records: Iterable[Record | Mapping[str, Any]]) -> Trace:
-    """The trace with each kernel's record, found by the key in its NVTX path; kernels of no record keep None."""
+def with_identity(trace: Trace, records: Iterable[Record | Mapping[str, Any]], order: Sequence[str] = ()) -> Trace:
+    """The trace with each kernel's record, found by the key in its NVTX path; kernels of no record keep None.
+
+    ``order``: keys in the order in which they were launched. Where a capture has no NVTX paths and just one kernel for
+    each key, the order tells, and a note says so.
+    """
     rows = [identity_of(r) if isinstance(r, Record) else dict(r) for r in records]
     found = kernel_identity(trace.kernels["nvtx"], rows) or (None,) * len(trace.kernels)
+    if not any(found) and len(order) == len(trace.kernels):
+        by_key = {row["key"]: row for row in rows}
+        found = tuple(by_key.get(key) for key in order)
+        note = "no NVTX ranges in the capture: kernels are joined to their records by the order of launches"
+        trace = replace(trace, notes=(*trace.notes, note))
     lost = sum(identity is None for identity in found)
     notes = (*trace.notes, f"{lost} of {len(found)} kernels belong to no record") if lost else trace.notes
     return replace(trace, identity=found, notes=notes)

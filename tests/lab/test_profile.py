@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 
 import pytest
 from w4a16_moe.problem import MoeProblem
@@ -287,9 +288,23 @@ def test_profile_joins_counters_time_schedule_and_load_in_one_row(toy, tmp_path)
     assert all(r["profiled_over_time"] == pytest.approx(r["profiled_us"] / r["time_us"]) for r in rows)
 
 
-def test_a_wrong_kernel_is_not_profiled(toy, tmp_path):
-    from dataclasses import replace
+def test_without_nvtx_the_order_of_launches_tells():
+    from captures import capture, point, slicing
 
+    from chord_lab.traces.join import with_identity
+    from chord_lab.traces.table import kernel_frame
+
+    made = capture([(point(), slicing(how), {"time_us": time}) for how, time in (("static", 2.0), ("dynamic", 1.0))])
+    bare = replace(made, kernels=kernel_frame({"name": ["a", "b"], "time_us": [2.0, 1.0]}), identity=())
+    rows = [row for row in made.identity if row]
+    keys = [row["key"] for row in rows]
+    joined = with_identity(bare, rows[::-1], keys)
+    assert [row["key"] for row in joined.identity] == keys
+    assert "by the order of launches" in joined.notes[-1]
+    assert with_identity(bare, rows, keys[:1]).identity == (None, None)  # two kernels for one key: nobody can tell
+
+
+def test_a_wrong_kernel_is_not_profiled(toy, tmp_path):
     from chord_lab.cli.profiling import run_profile
 
     jobs, live = toy
