@@ -27,6 +27,8 @@ from w4a16_moe.legality import why_illegal
 from w4a16_moe.profiles import get_profile
 from w4a16_moe.schedule import Schedule
 
+from chord_lab.errors import UserError
+from chord_lab.measurement.cores import usable_cores
 from chord_lab.measurement.live import LiveMeasure, LiveSettings, require_gpu
 from chord_lab.measurement.nvml import BusyMonitor, Nvml, visible_gpus
 from chord_lab.measurement.rounds import RoundsPolicy
@@ -214,7 +216,7 @@ def compare(options: argparse.Namespace, gpu: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
     report = {
         "point": point.label(),
-        "cores": os.cpu_count(),
+        "cores": usable_cores(),
         "ours": ours,
         "autotune": theirs,
         "wall_ratio": ours["seconds"] / theirs["seconds"],
@@ -239,4 +241,7 @@ def show(report: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        sys.exit(str(error))

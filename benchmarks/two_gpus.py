@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import pathlib
 import sys
 import time
 from typing import Any
 
+from chord_lab.errors import UserError
 from chord_lab.measurement.cluster import ClusterMeasure
 from chord_lab.measurement.compile_ahead import CompileAhead
+from chord_lab.measurement.cores import compilers
 from chord_lab.measurement.live import LiveMeasure, LiveSettings, require_gpu
 from chord_lab.measurement.nvml import visible_gpus
 from chord_lab.measurement.rounds import RoundsPolicy
@@ -62,7 +63,7 @@ def settings_for(gpu: str | None, workers: int, log: pathlib.Path, min_rounds: i
         peers="none",
         baseline=False,
         ceilings=False,
-        jobs=max(1, (os.cpu_count() or 2) // workers - 1),
+        jobs=compilers(share=workers),
         log=log,
     )
 
@@ -141,4 +142,7 @@ def show(report: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        sys.exit(str(error))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -41,6 +40,7 @@ class Request:
     data: pathlib.Path | None = None
     device: str = DEFAULT_DEVICE
     jobs: int | None = None
+    rounds: dict[str, Any] = field(default_factory=dict)  # other fields of `RoundsPolicy`
     search: str = "grid"
     most: int | None = None  # candidates allowed, where a search shares them out among points
     dask: str | None = None
@@ -174,6 +174,7 @@ def _spread(request: Request, out: pathlib.Path) -> tuple[Measure, Plan]:
     from w4a16_moe.devices import device_slug
 
     from chord_lab.measurement.cluster import ClusterMeasure
+    from chord_lab.measurement.cores import compilers
     from chord_lab.measurement.nvml import Nvml
     from chord_lab.sweeps.space import device_named
 
@@ -183,7 +184,7 @@ def _spread(request: Request, out: pathlib.Path) -> tuple[Measure, Plan]:
     device = device_named(here or request.device)
     workers = max(1, len(gpus)) if where in ("local", "cuda") else 1
     if request.jobs is None:  # workers of one host share its cores
-        request = replace(request, jobs=max(1, (os.cpu_count() or 2) // workers - 1))
+        request = replace(request, jobs=compilers(share=workers))
     measure = ClusterMeasure(where, live_settings(request, out, None), device=device.slug)
     return measure, plan_for(request, device)
 
@@ -199,7 +200,7 @@ def live_settings(request: Request, out: pathlib.Path, gpu: str | None) -> Any:
         raise UserError(f"--peers {request.peers!r}: legal are {', '.join(PEERS)}")
     out.mkdir(parents=True, exist_ok=True)
     log = out / "children.log"
-    policy = RoundsPolicy(min_rounds=request.min_rounds, rep_ms=request.rep_ms)
+    policy = RoundsPolicy(min_rounds=request.min_rounds, rep_ms=request.rep_ms, **request.rounds)
     worker = WorkerSettings(gpu=gpu, log=log)
     return LiveSettings(worker=worker, policy=policy, peers=request.peers, jobs=request.jobs, log=log)
 
@@ -284,7 +285,9 @@ def describe_source(run: Run, source: str) -> str:
 def print_plan(plan: Plan, source: str, device: str) -> None:
     """What `--plan-only` shows."""
     summary = plan.summary()
-    cores = os.cpu_count() or 2
+    from chord_lab.measurement.cores import usable_cores
+
+    cores = usable_cores()
     console.print(
         f"{summary['candidates']} candidates at {summary['points']} points, judged for {device}; "
         f"{summary['kernels_to_compile']} kernels to compile; {summary['num_refused']} refused",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from chord_lab.records.attempt import Point
 
 SCENARIOS = ("kimi-k2/ep8/decode", "kimi-k2/ep8/prefill", "kimi-k2/tp8/decode", "kimi-k2/tp8/prefill")
+MAX_ROUNDS = 5  # of the closest contenders; everyone else has --min-rounds
 OTHER_DRAWS = ("balanced", "zipf:1.0")
 
 
@@ -57,6 +58,7 @@ def record(
         min_rounds=min_rounds,
         rep_ms=rep_ms,
         jobs=jobs,
+        rounds={"max_rounds": max(min_rounds, MAX_ROUNDS), "keep": (48, 24, 6, 4)},
     )
     wanted = recording_points(request, list(scenario or SCENARIOS), profile)
     if plan_only:

@@ -18,6 +18,7 @@ from w4a16_moe.problem import MoeProblem
 from w4a16_moe.schedule import Schedule
 
 from chord_lab.measurement.child import Child, ChildFailure
+from chord_lab.measurement.cores import compilers
 
 SERVER = "chord_lab.measurement.compile_ahead:CompileServer"
 Job = tuple[Schedule, MoeProblem, str]  # and the interface
@@ -42,9 +43,12 @@ class CompileServer:
         if special is not None:  # another kernel serves this interface; of it, Triton's own facts are known
             kernel = compile_kernel(special(made, solved), capability)
             return {"smem_bytes": int(kernel.metadata.shared), "from_cache": False, "seconds": 0.0}
-        facts = compile_facts(made, solved, capability)
+        top_k = (
+            1 if interface.startswith("grouped") else solved.top_k
+        )  # grouped rows have their activations beside them
+        facts = compile_facts(made, solved, capability, top_k=top_k)
         if facts.from_cache:  # the facts outlive Triton's cache; the launch needs the kernel itself
-            compile_kernel(kernel_module(made.kernel).compile_spec(made, solved, solved.top_k), capability)
+            compile_kernel(kernel_module(made.kernel).compile_spec(made, solved, top_k), capability)
         return {
             "registers": facts.registers,
             "smem_bytes": facts.smem_bytes,
@@ -68,7 +72,7 @@ class CompileAhead:
         timeout_s: float = 120.0,
     ):
         self.capability = capability
-        self.jobs = jobs or max(1, (os.cpu_count() or 2) - 1)
+        self.jobs = compilers(jobs)
         self._server = server
         self._log = log
         self._timeout_s = timeout_s

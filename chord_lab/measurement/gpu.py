@@ -156,6 +156,7 @@ class GpuTimer:
         self._graphs.clear()
         self._estimates.clear()
         self._keep.clear()
+        torch.cuda.empty_cache()
 
 
 def _ceiling_launch(name: str, device: str) -> tuple[Launch, dict[str, int]]:
