@@ -1,0 +1,56 @@
+"""The captures in data/nsight: small enough, whole, joined to their records, and in agreement with them."""
+
+import pathlib
+
+import pytest
+
+from chord_lab.traces import read_trace
+from chord_lab.traces.library import load_library
+
+ROOT = pathlib.Path(__file__).parents[2] / "data" / "nsight"
+FOLDERS = sorted(p for p in ROOT.iterdir() if p.is_dir()) if ROOT.is_dir() else []
+
+pytestmark = pytest.mark.skipif(not FOLDERS, reason="no captures in data/nsight: python -m benchmarks.record_nsight")
+
+
+@pytest.fixture(scope="module", params=FOLDERS or [ROOT], ids=lambda p: p.name)
+def library(request):
+    return load_library(request.param)
+
+
+def test_every_file_is_read_and_the_reports_are_small(library):
+    assert library.notices == ()
+    assert {"decode", "prefill"} <= set(library.counters)
+    assert sum(p.stat().st_size for p in library.folder.glob("*.ncu-rep")) < 6_000_000
+
+
+def test_every_kernel_belongs_to_a_record_and_agrees_with_its_time(library):
+    for trace in library.counters.values():
+        assert trace.identity and all(trace.identity)
+    decode = library.points[library.points["scenario"].str.endswith("decode")]
+    assert len(decode) >= 4
+    ratio = decode["profiled_us"] / decode["record_time_us"]
+    assert ratio.between(0.9, 1.1).all(), ratio.tolist()
+
+
+def test_the_counters_that_the_notebooks_show_are_there(library):
+    shown = ["dram_pct", "dram_read_bytes", "pipe_tensor_pct", "issue_pct", "stall_wait", "stall_long_scoreboard"]
+    shown += ["cycles", "instructions", "occupancy_pct", "waves", "l2_hit_pct", "registers", "smem_bytes"]
+    assert library.points[shown].notna().all().all()
+    ceilings = library.ceilings()
+    assert ceilings["copy"] > 0 and ceilings["dense_bf16"] > 0
+
+
+def test_a_report_says_what_its_table_says(library):
+    pytest.importorskip("ncu_report")
+    for path in library.folder.glob("*.ncu-rep"):
+        report, table = read_trace(path), library.counters[path.stem]
+        assert report.kernels["time_us"].tolist() == pytest.approx(table.kernels["time_us"].tolist(), rel=1e-3)
+        assert report.kernels["grid"].tolist() == table.kernels["grid"].tolist()
+
+
+def test_the_layer_is_joined_to_its_records(library):
+    layer = library.timeline("layer.pt.trace.json.gz")
+    rows = [row for row in layer.identity if row]
+    assert {row["projection"] for row in rows} == {"gate_up", "down"}
+    assert all(sum(row["tok_e"]) == row["routed_m"] for row in rows)
