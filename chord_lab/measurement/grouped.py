@@ -68,7 +68,7 @@ def masked_rows(tensors: PointTensors, capacity: int) -> tuple[GroupedRows, torc
 
 
 def launch_grouped(tensors: PointTensors, candidate: Candidate) -> Launch:
-    """Our kernels on a grouped point, through the public functions: what they derive from masked_m is timed with them."""
+    """Our kernels on a grouped point, through the public functions: what they derive from masked_m is timed too."""
     from w4a16_moe.grouped import GROUP_ROWS
     from w4a16_moe.grouped_gemm import grouped_contiguous_gemm, grouped_masked_gemm
 
@@ -85,8 +85,8 @@ def launch_grouped(tensors: PointTensors, candidate: Candidate) -> Launch:
         rows, index = masked_rows(tensors, capacity)
         shape = (point.problem.num_experts, capacity, -1)
         expected_m = max(1, round(point.routed_m / point.problem.num_experts))
-        settings = {"expected_m": expected_m, "schedule": schedule, "out": rows.out.view(shape)}
-        run = partial(grouped_masked_gemm, rows.x.view(shape), packed, index, **settings)
+        x, out = rows.x.view(shape), rows.out.view(shape)
+        run = partial(grouped_masked_gemm, x, packed, index, expected_m=expected_m, schedule=schedule, out=out)
         padded = point.routing.num_tokens_padded(schedule.block_m)
     with launched_kernels() as names:
         run()
