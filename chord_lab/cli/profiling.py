@@ -72,7 +72,7 @@ def chosen_jobs(
                 f"--schedule {text!r} ({schedule.label()}) is not legal here: {problem.rule}: {problem.reason}"
             )
         jobs.append((point, Candidate(schedule=schedule, default=schedule == default)))
-    return jobs
+    return list(dict.fromkeys(jobs))  # "default" and its own label are one schedule
 
 
 def _device() -> Any:
