@@ -19,6 +19,8 @@ from .schedule import Schedule
 
 if TYPE_CHECKING:
     from .gemm import indexed_gemm
+    from .grouped import build_m_indices, check_m_indices
+    from .grouped_gemm import grouped_contiguous_gemm, grouped_masked_gemm
     from .layout import pack, pack_experts, unpack
     from .layout.checkpoint import pack_checkpoint, read_quantization_config
     from .moe import moe_layer
@@ -33,8 +35,12 @@ _LAZY = {
     "PackedWeights": ".packed",
     "Routing": ".routing",
     "align_to_blocks": ".routing",
+    "build_m_indices": ".grouped",
+    "check_m_indices": ".grouped",
     "compile_facts": ".offline",
     "gemm_reference": ".reference",
+    "grouped_contiguous_gemm": ".grouped_gemm",
+    "grouped_masked_gemm": ".grouped_gemm",
     "indexed_gemm": ".gemm",
     "moe_layer": ".moe",
     "occupancy": ".offline",
@@ -60,10 +66,14 @@ __all__ = [
     "Routing",
     "Schedule",
     "align_to_blocks",
+    "build_m_indices",
+    "check_m_indices",
     "compile_facts",
     "device_slug",
     "gemm_reference",
     "get_profile",
+    "grouped_contiguous_gemm",
+    "grouped_masked_gemm",
     "indexed_gemm",
     "moe_layer",
     "occupancy",

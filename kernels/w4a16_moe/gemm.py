@@ -58,11 +58,16 @@ def _launch(
         raise ValueError(
             f"routing is aligned to block_m {routing.block_m}, the schedule {schedule.label()} to {schedule.block_m}"
         )
-    reason = _why_illegal(schedule, packed.problem, packed.profile, x.device)
-    if reason:
-        raise ValueError(f"schedule {schedule.label()} cannot run: {reason}")
+    check_schedule(schedule, packed, x.device)
     with on_device(x.device):
         kernel_module(schedule.kernel).launch(x, packed, routing, schedule, out, top_k)
+
+
+def check_schedule(schedule: Schedule, packed: PackedWeights, where: torch.device) -> None:
+    """Refuse, before the launch, a schedule that cannot run for these weights on this device."""
+    reason = _why_illegal(schedule, packed.problem, packed.profile, where)
+    if reason:
+        raise ValueError(f"schedule {schedule.label()} cannot run: {reason}")
 
 
 # table's schedule that did not run here -> what runs instead; a table may be older than the compiler
@@ -135,9 +140,9 @@ def _check_tensors(
         raise ValueError(f"top_k={top_k} must be at least 1")
     if routing.routed_m % top_k:
         raise ValueError(f"routed_m={routing.routed_m} is not a multiple of top_k={top_k}")
-    _require("x", x, (routing.routed_m // top_k, problem.K))
+    require_bf16("x", x, (routing.routed_m // top_k, problem.K))
     if out is not None:
-        _require("out", out, (routing.routed_m, problem.N))
+        require_bf16("out", out, (routing.routed_m, problem.N))
     if packed.profile.interface != "indexed":
         raise ValueError(
             f"profile {packed.profile.name} is {packed.profile.interface}; indexed_gemm needs an indexed profile"
@@ -155,7 +160,8 @@ def _check_tensors(
         )
 
 
-def _require(name: str, tensor: torch.Tensor, shape: tuple[int, int]) -> None:
+def require_bf16(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
+    """Refuse a tensor that is not contiguous bf16 of this shape; the message names it."""
     if tensor.dtype != torch.bfloat16 or tuple(tensor.shape) != shape or not tensor.is_contiguous():
         dtype = str(tensor.dtype).removeprefix("torch.")
         order = "" if tensor.is_contiguous() else " (not contiguous)"

@@ -1,0 +1,1 @@
+"""Hopper device schedules in Gluon: `mma_sync` and `stream_k` for few tokens per expert, `wgmma` for many."""

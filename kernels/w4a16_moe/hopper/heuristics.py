@@ -1,0 +1,71 @@
+"""The Hopper schedule for a shape that no table knows: by tokens per expert, then the first tile that is legal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..block_m import BlockMModel
+from ..devices import DEVICES, Device
+from ..legality import why_illegal
+from ..problem import MoeProblem
+from ..profiles import Profile
+from ..schedule import Schedule, TokenSlicing
+
+DECODE_TOKENS = (
+    24  # tokens per expert up to which mma.sync is preferred: beyond, dequantising for 32 tokens pays for wgmma
+)
+
+
+def default_schedule(
+    problem: MoeProblem, routed_m: int, profile: Profile, device: Device | None, model: BlockMModel | None = None
+) -> Schedule:
+    """The first legal schedule in order of preference; ValueError in one line when nothing fits the shape."""
+    device = device or DEVICES["nvidia_h200"]
+    reason = None
+    for schedule in _preferences(problem, routed_m, profile, model or BlockMModel()):
+        reason = why_illegal(schedule, problem, profile, device)
+        if reason is None or reason.rule == "device of profile":
+            return schedule
+    raise ValueError(
+        f"no schedule of profile {profile.name} fits N={problem.N} K={problem.K} (last reason: {reason}); "
+        "profile portable takes any shape"
+    )
+
+
+def _preferences(problem: MoeProblem, routed_m: int, profile: Profile, model: BlockMModel) -> Iterator[Schedule]:
+    tok_e = routed_m / problem.num_experts
+    few = tok_e <= DECODE_TOKENS
+    if profile.interface == "grouped_contiguous":
+        yield from _wgmma(256 if tok_e >= 256 else 128, "static")
+        yield from _wgmma(128, "static")
+        return
+    if few:
+        yield from _mma_sync(model.choose(problem.num_experts, routed_m, (8, 16, 24, 32)), profile)
+    sizes = (16, 32, 64) if tok_e <= 48 else (64, 128, 256)
+    yield from _wgmma(model.choose(problem.num_experts, routed_m, sizes))
+    yield from _wgmma(64)
+    if not few:
+        yield from _mma_sync(32, profile)
+
+
+def _mma_sync(block_m: int, profile: Profile) -> Iterator[Schedule]:
+    """masked rows: the grid must not depend on the capacity, so the persistent form."""
+    stream_k = profile.interface == "grouped_masked"
+    for block_n, num_warps in ((256, 4 if stream_k else 8), (128, 4), (64, 4)):
+        for block_k, num_stages in ((128, 2), (64, 4), *((64, n) for n in (2, 3, 6, 8, 5, 7, 9, 10, *range(11, 17)))):
+            for ctas_per_sm in (3, 2, 1):
+                yield Schedule(
+                    kernel="mma_sync", block_m=block_m, block_n=block_n, block_k=block_k, num_warps=num_warps,
+                    num_stages=num_stages, ctas_per_sm=ctas_per_sm, swap_ab=True, stream_k=stream_k,
+                    persistent=stream_k, token_slicing="branched",
+                )  # fmt: skip
+
+
+def _wgmma(block_m: int, token_slicing: TokenSlicing = "branched") -> Iterator[Schedule]:
+    """block_n 256 halves the traffic of x; block_m 256 needs the registers and takes 128."""
+    for block_n in (128,) if block_m > 128 else (256, 128):
+        for num_stages in (6, 5, 4, 3):
+            yield Schedule(
+                kernel="wgmma", block_m=block_m, block_n=block_n, block_k=64, num_warps=8, num_stages=num_stages,
+                swap_ab=True, persistent=True, tile_order="dynamic", token_slicing=token_slicing,
+            )  # fmt: skip
