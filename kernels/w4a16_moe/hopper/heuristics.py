@@ -41,7 +41,7 @@ def _preferences(problem: MoeProblem, routed_m: int, profile: Profile, model: Bl
         return
     if few:
         yield from _mma_sync(model.choose(problem.num_experts, routed_m, (8, 16, 24, 32)), profile)
-    sizes = (16, 32, 64) if tok_e <= 48 else (64, 128, 256)
+    sizes = (16, 32, 64) if tok_e <= 48 else (64, 128)
     yield from _wgmma(model.choose(problem.num_experts, routed_m, sizes))
     yield from _wgmma(64)
     if not few:
@@ -51,21 +51,32 @@ def _preferences(problem: MoeProblem, routed_m: int, profile: Profile, model: Bl
 def _mma_sync(block_m: int, profile: Profile) -> Iterator[Schedule]:
     """masked rows: the grid must not depend on the capacity, so the persistent form."""
     stream_k = profile.interface == "grouped_masked"
-    for block_n, num_warps in ((256, 4 if stream_k else 8), (128, 4), (64, 4)):
-        for block_k, num_stages in ((128, 2), (64, 4), *((64, n) for n in (2, 3, 6, 8, 5, 7, 9, 10, *range(11, 17)))):
+    rounds = [(128, 2), (64, 4)] if block_m <= 16 else [(64, 4), (128, 2)]
+    rounds += [(64, stages) for stages in (2, 3, 6, 8, 5, 7, 9, 10, *range(11, 17))]
+    for block_n in (256, 128, 64):
+        for block_k, num_stages in rounds:
             for ctas_per_sm in (3, 2, 1):
                 yield Schedule(
-                    kernel="mma_sync", block_m=block_m, block_n=block_n, block_k=block_k, num_warps=num_warps,
+                    kernel="mma_sync", block_m=block_m, block_n=block_n, block_k=block_k, num_warps=4,
                     num_stages=num_stages, ctas_per_sm=ctas_per_sm, swap_ab=True, stream_k=stream_k,
                     persistent=stream_k, token_slicing="branched",
                 )  # fmt: skip
 
 
 def _wgmma(block_m: int, token_slicing: TokenSlicing = "branched") -> Iterator[Schedule]:
-    """block_n 256 halves the traffic of x; block_m 256 needs the registers and takes 128."""
-    for block_n in (128,) if block_m > 128 else (256, 128):
+    """block_n 256 halves the traffic of x; block_m above 128 needs the registers and takes 128."""
+    if block_m <= 32 and token_slicing == "branched":  # two CTAs hide each other's latency
+        yield from _wgmma_tiles(block_m, (256,), "static", 2)
+    yield from _wgmma_tiles(block_m, (128,) if block_m > 128 else (256, 128), token_slicing, 1)
+
+
+def _wgmma_tiles(
+    block_m: int, widths: tuple[int, ...], token_slicing: TokenSlicing, ctas_per_sm: int
+) -> Iterator[Schedule]:
+    for block_n in widths:
         for num_stages in (6, 5, 4, 3):
             yield Schedule(
                 kernel="wgmma", block_m=block_m, block_n=block_n, block_k=64, num_warps=8, num_stages=num_stages,
-                swap_ab=True, persistent=True, tile_order="dynamic", token_slicing=token_slicing,
+                ctas_per_sm=ctas_per_sm, swap_ab=True, persistent=True, tile_order="dynamic",
+                token_slicing=token_slicing,
             )  # fmt: skip
