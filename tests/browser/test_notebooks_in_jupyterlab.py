@@ -1,0 +1,206 @@
+"""Each notebook in a real JupyterLab: it runs, figures draw, controls move them, no error, no request to outside."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+from w4a16_moe.resolve import resolve_schedule
+
+from chord_lab.scenarios import get_scenario
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
+# Redraw of a figure after a control moved; generous, because the machine may run other tests beside this one.
+REDRAW_MS = 20_000
+
+TITLE = "g => g.layout.title.text"
+
+
+def figure(page, text):
+    """The first graph whose title holds `text`; scrolled into view, since JupyterLab drops what is far outside."""
+    page.wait_for_function(
+        "t => [...document.querySelectorAll('.js-plotly-plot')].some(g => g.layout?.title?.text?.includes(t))",
+        arg=text,
+        timeout=REDRAW_MS,
+    )
+    return page.locator(
+        f"xpath=//*[contains(@class,'js-plotly-plot')][.//*[contains(text(),{json.dumps(text)})]]"
+    ).first
+
+
+def slider(page, label):
+    """The handle of a slider, found by the name that screen readers read."""
+    return page.locator(f"[role=slider][aria-label='{label}']").first
+
+
+def press(handle, key, times=1):
+    handle.scroll_into_view_if_needed()
+    handle.focus()
+    for _ in range(times):
+        handle.press(key)
+
+
+def titles(page):
+    return page.evaluate("() => [...document.querySelectorAll('.js-plotly-plot')].map(g => g.layout?.title?.text)")
+
+
+def moved(page, before):
+    """Wait until some figure's title differs from what it was."""
+    page.wait_for_function(
+        """before => {
+            const now = [...document.querySelectorAll('.js-plotly-plot')].map(g => g.layout?.title?.text);
+            return JSON.stringify(now) !== before;
+        }""",
+        arg=json.dumps(before),
+        timeout=REDRAW_MS,
+    )
+    return titles(page)
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_notebook_runs_in_jupyterlab(name, watch, lab_url):
+    view = watch()
+    view.run_notebook(lab_url, name)
+    view.page.wait_for_timeout(1000)
+    view.shot(name.removesuffix(".ipynb"))
+    view.assert_clean()
+
+
+def test_threshold_moves_the_figure(watch, lab_url):
+    view = watch()
+    view.run_notebook(lab_url, "01_block_m_threshold.ipynb")
+    page = view.page
+    handle = slider(page, "Threshold")
+    handle.wait_for(state="attached")
+    handle.scroll_into_view_if_needed()
+    page.wait_for_timeout(500)
+    before = titles(page)
+    lines = (
+        "() => [...document.querySelectorAll('.js-plotly-plot')].flatMap(g => (g.layout.shapes ?? []).map(s => s.x0))"
+    )
+    shapes = page.evaluate(lines)
+    press(handle, "ArrowRight", 30)
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('.js-plotly-plot')].some(g => g.layout?.title?.text?.startsWith('Threshold 110'))",
+        timeout=REDRAW_MS,
+    )
+    assert page.evaluate(lines) != shapes
+    view.shot("threshold_at_110")
+    page.get_by_role("button", name="Set to the best").click()
+    moved(page, titles(page)) if "Threshold 110" in str(titles(page)) else None
+    assert before != titles(page)
+    view.assert_clean()
+
+
+def test_panels_follow_one_another(watch, lab_url):
+    view = watch()
+    view.run_notebook(lab_url, "90_panels.ipynb")
+    page = view.page
+    handle = slider(page, "Tokens")
+    handle.wait_for(state="attached")
+    before = titles(page)
+    press(handle, "ArrowRight")
+    after = moved(page, before)
+    page.wait_for_timeout(1500)
+    after = titles(page)
+    # Load, schedule and timeline panels all show the new point, though only one slider was moved.
+    assert sum(a != b for a, b in zip(before, after, strict=True)) >= 3
+    view.assert_clean()
+
+
+def test_controls_are_named_and_reached_by_keyboard(watch, lab_url):
+    view = watch()
+    view.run_notebook(lab_url, "90_panels.ipynb")
+    page = view.page
+    slider(page, "Tokens").wait_for(state="attached")
+    unnamed = page.evaluate(
+        """() => [...document.querySelectorAll('.jp-OutputArea [role=slider], .jp-OutputArea select, .jp-OutputArea input')]
+            .filter(c => c.offsetParent && !c.getAttribute('aria-label') && !c.labels?.length).map(c => c.outerHTML.slice(0, 200))"""
+    )
+    assert not unnamed
+    reached = set()
+    page.locator(".jp-OutputArea select").first.focus()
+    for _ in range(8):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("() => document.activeElement.getAttribute('aria-label')"))
+    assert {"Tokens", "Projection"} <= reached
+
+
+def test_schedule_knob_and_offline_compilation(watch, lab_url):
+    view = watch()
+    view.run_notebook(lab_url, "06_occupancy.ipynb", timeout_s=400)
+    page = view.page
+    button = page.get_by_role("button", name="Compile now")
+    button.scroll_into_view_if_needed()
+    button.click()
+    page.get_by_text("compiled here").first.wait_for(timeout=120_000)
+    view.shot("compiled_in_the_panel")
+    view.assert_clean()
+
+
+def test_export_writes_a_table_that_resolves(watch, lab_url, workspace):
+    view = watch()
+    view.run_notebook(lab_url, "00_tour.ipynb")
+    page = view.page
+    export = page.get_by_role("button", name="Export", exact=True)
+    # JupyterLab keeps far cells out of the page: walk down until the button is there.
+    for _ in range(40):
+        if export.count():
+            break
+        page.mouse.move(750, 600)
+        page.mouse.wheel(0, 900)
+        page.wait_for_timeout(250)
+    export.first.scroll_into_view_if_needed()
+    path = workspace / "out" / "tour" / "tables" / "nvidia_h200" / "h200_decode_ep8.json"
+    assert not path.exists()
+    export.first.click()
+    page.get_by_text("The resolver returns the table").first.wait_for(timeout=60_000)
+    view.shot("exported")
+    scenario = get_scenario("kimi-k2/ep8/decode")
+    resolved = resolve_schedule(scenario.problem("gate_up"), 320, scenario.profile, "nvidia_h200", tables=path)
+    assert resolved.rule == "exact"
+    assert resolved.schedule is not None
+    view.assert_clean()
+
+
+def test_dark_theme_is_readable(watch, lab_url):
+    view = watch()
+    view.run_notebook(lab_url, "01_block_m_threshold.ipynb")
+    page = view.page
+    set_theme(page, "JupyterLab Dark")
+    page.wait_for_selector("body[data-jp-theme-light='false']", state="attached")
+    page.wait_for_timeout(1500)
+    view.shot("dark")
+    colours = page.evaluate(
+        """() => {
+            const text = document.querySelector('.js-plotly-plot .gtitle');
+            const paper = document.querySelector('.js-plotly-plot .main-svg');
+            const page = document.querySelector('.jp-Notebook');
+            return [getComputedStyle(text).fill, getComputedStyle(paper).backgroundColor, getComputedStyle(page).backgroundColor];
+        }"""
+    )
+    text, paper, background = (tuple(float(n) for n in c[c.index("(") + 1 : -1].split(",")) for c in colours)
+    assert len(paper) == 4 and paper[3] == 0  # figures let the page show through
+    assert contrast(text[:3], background[:3]) >= 3.5
+    set_theme(page, "JupyterLab Light")
+    page.wait_for_selector("body[data-jp-theme-light='true']", state="attached")
+    assert contrast(text[:3], (255, 255, 255)) >= 4.4
+
+
+def set_theme(page, name):
+    """Start the change and do not wait for its promise: it may never settle."""
+    page.evaluate("n => { window.jupyterapp.commands.execute('apputils:change-theme', {theme: n}); }", name)
+
+
+def contrast(a, b):
+    """WCAG contrast ratio of two sRGB colours."""
+
+    def luminance(colour):
+        parts = [c / 255 for c in colour]
+        linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    high, low = sorted((luminance(a), luminance(b)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
