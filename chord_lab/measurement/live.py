@@ -82,6 +82,10 @@ class LiveSession:
     def __enter__(self) -> LiveSession:
         return self
 
+    def welcome_guests(self, point: Point) -> None:
+        """Let peers and the baseline run at a point again: they did not when it was visited."""
+        self._visited.discard(point)
+
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 

@@ -98,6 +98,8 @@ def measure_share(task: dict[str, Any]) -> dict[str, Any]:
     wanted = [candidate_from_dict(c) for c in task["candidates"]]
     shown = session.settings if task["guests"] else replace(session.settings, peers="none", baseline=False)
     session.settings, kept = replace(shown, ceilings=task["guests"] and session.settings.ceilings), session.settings
+    if task["guests"]:
+        session.welcome_guests(point)
     try:
         session.measure(_OnePoint(point, wanted), sink)
     finally:
