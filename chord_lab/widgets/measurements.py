@@ -18,6 +18,7 @@ from chord_lab.analysis.timeline import Card
 from chord_lab.errors import UserError
 from chord_lab.records import Record, read_tables, to_frame, to_table
 from chord_lab.records.places import data_directory
+from chord_lab.scenarios import get_scenario
 from chord_lab.sweeps.winners import Winner, winners
 from chord_lab.widgets.selection import Selection
 
@@ -76,14 +77,31 @@ class Measurements:
         """Measured ceilings of that card."""
         return self.once("card", lambda: analysis.card_of(self.frame))
 
-    def of_scenario(self, scenario: str) -> pd.DataFrame:
-        """All records of a scenario, ceilings included: they belong to every scenario of their run."""
+    def of_scenario(self, scenario: str, profile: str | None = None) -> pd.DataFrame:
+        """Records of a scenario, its peers, and the ceilings of the run.
+
+        Weights are packed for one profile, so schedules of two never compete: those of `profile`, or of the scenario's
+        own (any other where that was not recorded), are given.
+        """
 
         def part() -> pd.DataFrame:
-            kept = self.frame[(self.frame["scenario"] == scenario) | (self.frame["kind"] == "ceiling")]
-            return kept.reset_index(drop=True)
+            frame, chosen = self.frame, profile or self.profile_of(scenario)
+            candidate = frame["kind"] == "candidate"
+            kept = (frame["scenario"] == scenario) & (~candidate | (frame["profile"] == chosen))
+            return frame[kept | (frame["kind"] == "ceiling")].reset_index(drop=True)
 
-        return self.once(("scenario", scenario), part)
+        return self.once(("scenario", scenario, profile), part)
+
+    def profile_of(self, scenario: str) -> str:
+        """The scenario's own profile, or the first recorded one where that was not recorded."""
+
+        def choose() -> str:
+            frame, own = self.frame, get_scenario(scenario).profile
+            mine = frame[(frame["scenario"] == scenario) & (frame["kind"] == "candidate")]
+            recorded = sorted(map(str, mine["profile"].dropna().unique()))
+            return own if own in recorded or not recorded else recorded[0]
+
+        return self.once(("profile", scenario), choose)
 
     def draws(self, scenario: str) -> list[str]:
         """Routing draws that were measured."""
@@ -125,7 +143,7 @@ class Measurements:
             schedule = analysis.schedule_of_row(marked.iloc[0]) if len(marked) else None
             if schedule is not None:
                 return schedule
-        resolved = resolve_schedule(chosen.problem, chosen.routed_m, chosen.layer.profile, None)
+        resolved = resolve_schedule(chosen.problem, chosen.routed_m, self.profile_of(chosen.scenario), None)
         if resolved.schedule is None:
             raise UserError("0 rows: nothing is launched")
         return resolved.schedule
@@ -149,8 +167,8 @@ class Measurements:
             lambda: analysis.crossover_info(self.of_scenario(scenario), projection=projection, draw=draw),
         )
 
-    def winners(self, scenario: str, draw: str | None = None) -> list[Winner]:
-        """The verdict at each measured point of a scenario."""
+    def winners(self, scenario: str, draw: str | None = None, profile: str | None = None) -> list[Winner]:
+        """The verdict at each measured point of a scenario, in its own profile unless another is named."""
 
         def compute() -> list[Winner]:
             mask = pc.equal(self.table["scenario"].cast(pa.string()), scenario)
@@ -161,7 +179,8 @@ class Measurements:
             )
             return winners(self.table.filter(pc.or_(mask, ceilings)))
 
-        return [w for w in self.once(("winners", scenario), compute) if draw in (None, w.draw)]
+        name = profile or self.profile_of(scenario)
+        return [w for w in self.once(("winners", scenario), compute) if w.profile == name and draw in (None, w.draw)]
 
     def source(self, frame: pd.DataFrame | None = None) -> str:
         """Where numbers come from, in one line."""

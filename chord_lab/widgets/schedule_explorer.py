@@ -30,7 +30,7 @@ class ScheduleExplorer(Panel):
         super().__init__(selection, measurements)
         chosen, known = self.selection, self.measurements
         self.point = PointControls(chosen, known.scenarios)
-        self.knobs = ScheduleKnobs(known.schedule_or_best(chosen), chosen.layer.profile)
+        self.knobs = ScheduleKnobs(known.schedule_or_best(chosen), known.profile_of(chosen.scenario))
         self.fastest = controls.button("Fastest recorded", "take the fastest schedule recorded at this point")
         self.default = controls.button("Default", "take what the package runs untuned")
         self.keep = controls.button("Compare with this one", "make the schedule at hand the one to compare with")
@@ -108,7 +108,7 @@ class ScheduleExplorer(Panel):
 
     def why_illegal(self, schedule: Schedule) -> str:
         """One line: the rule that the schedule breaks, or that it may run."""
-        profile = get_profile(self.selection.layer.profile)
+        profile = get_profile(self.measurements.profile_of(self.selection.scenario))
         broken = why_illegal(schedule, self.selection.problem, profile, self.measurements.device)
         if broken is None:
             return f"{facts_table.OK} may run under profile {profile.name} on {self.measurements.device.slug}"
@@ -123,7 +123,7 @@ class ScheduleExplorer(Panel):
         return (chosen.scenario, chosen.projection, chosen.routed_m, chosen.draw, chosen.seed)
 
     def _show_knobs(self, schedule: Schedule) -> None:
-        profile = self.selection.layer.profile
+        profile = self.measurements.profile_of(self.selection.scenario)
         if self.knobs.schedule != schedule or self.knobs.profile != profile:
             self.knobs.show(schedule, profile)
 
