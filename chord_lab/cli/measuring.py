@@ -42,6 +42,7 @@ class Request:
     jobs: int | None = None
     rounds: dict[str, Any] = field(default_factory=dict)  # other fields of `RoundsPolicy`
     search: str = "grid"
+    budgeted: bool = False  # whether candidates may be left over, so that their order matters
     most: int | None = None  # candidates allowed, where a search shares them out among points
     dask: str | None = None
 
@@ -116,7 +117,21 @@ def plan_for(request: Request, device: Device) -> Plan:
     """The plan of a request on a device, without a GPU."""
     from chord_lab.sweeps.plan import make_plan
 
-    return make_plan(points_of(request), device, space=request.space, kernels=request.kernels or None)
+    order = _predicted_order(request, device) if request.budgeted else None
+    return make_plan(points_of(request), device, space=request.space, kernels=request.kernels or None, order=order)
+
+
+def _predicted_order(request: Request, device: Device) -> Any:
+    """Best guess first, where records of this device can be fitted: a budget that runs out then costs least."""
+    from chord_lab.measurement.predict import predictor_from_data
+
+    try:
+        predictor = predictor_from_data(request.data, device)
+    except UserError as error:
+        notes.print(f"candidates in the order of the space, not of a prediction: {error}", markup=False, soft_wrap=True)
+        return None
+    notes.print(f"candidates ordered by prediction ({predictor.basis})", markup=False, highlight=False)
+    return predictor.model.order
 
 
 def points_of(request: Request) -> list[Point]:

@@ -122,6 +122,7 @@ def do_sweep(
         if value is not None and value <= 0:
             raise UserError(f"{name} must be more than 0, not {value:g}")
     request.most = budget_candidates
+    request.budgeted = budget_candidates is not None or budget_seconds is not None
     measure, plan = prepare(request, out)
     if request.search != "grid":
         budget_candidates = None  # shared out among the points already
