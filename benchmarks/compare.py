@@ -146,9 +146,8 @@ def main() -> None:
     pq.write_table(table, path.with_suffix(".tmp"), compression="zstd")
     path.with_suffix(".tmp").replace(path)
     print(summary(table))
-    print(
-        f"{path}  {table.num_rows} rows in {time.monotonic() - began:.0f} s on {found.records[0].environment.device_name}"
-    )
+    where = found.records[0].environment.device_name
+    print(f"{path}  {table.num_rows} rows in {time.monotonic() - began:.0f} s on {where}")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,11 @@ Grid = Mapping[str, Sequence[Any]]
 SPACES = ("focus", "record", "full")
 # Rules of the plan itself; legality has its own.
 FITS_LOAD = "block_m fits the load"
+FITS_SHAPE = "tile fits the shape"
+SHORT_RING = 256  # k elements in flight: less starves a long K, and is for K that has no more
+LONG_K = 1024
+NARROW_TILE = 64  # columns: more CTAs where N has few tiles, more copies of x elsewhere
+WIDE_N = 1024
 # Least block_m as a share of the mean rows of an expert: a smaller one reads weights more than eight times; mma.sync,
 # which has no tensor rate to spare for it, more than twice.
 SMALLEST_SHARE = {"mma_sync": 1 / 2}
@@ -109,12 +114,22 @@ _MMA_SYNC: tuple[Grid, ...] = (
         "swap_ab": (True,),
         "token_slicing": ("static", "semi_static", "dynamic", "branched"),
     },
-    {  # short K (TP8 down, K 256), few tiles (TP8 gate_up, N 512)
+    {  # short K: TP8 down, K 256
         "block_m": (8, 16, 32),
-        "block_n": (64, 128, 256),
+        "block_n": (128, 256),
         "block_k": (64,),
         "num_warps": (4,),
-        "num_stages": (2, 4),
+        "num_stages": (2,),
+        "ctas_per_sm": (3, 4),
+        "swap_ab": (True,),
+        "token_slicing": ("branched",),
+    },
+    {  # few columns: TP8 gate_up, N 512
+        "block_m": (8, 16),
+        "block_n": (64, 128),
+        "block_k": (64,),
+        "num_warps": (4,),
+        "num_stages": (4,),
         "ctas_per_sm": (4,),
         "swap_ab": (True,),
         "token_slicing": ("branched",),
@@ -309,9 +324,10 @@ def candidates(
 
 def judge(schedule: Schedule, point: Point, profile: Profile, device: Device) -> Verdict:
     """Whether a schedule may run at a point."""
-    reason = _misfit(schedule, point)
-    if reason:
+    if reason := _misfit(schedule, point):
         return Verdict(schedule, FITS_LOAD, reason)
+    if reason := _misshapen(schedule, point):
+        return Verdict(schedule, FITS_SHAPE, reason)
     illegal = why_illegal(schedule, point.problem, profile, device)
     return Verdict(schedule, illegal.rule, illegal.reason) if illegal else Verdict(schedule, "", "")
 
@@ -324,6 +340,17 @@ def _misfit(schedule: Schedule, point: Point) -> str:
         return f"block_m {block_m} for at most {busiest} rows an expert: only padding"
     if block_m < mean * SMALLEST_SHARE.get(schedule.kernel, OTHER_SMALLEST_SHARE):
         return f"block_m {block_m} for {mean:.0f} rows an expert: weights would be read {mean / block_m:.0f} times"
+    return ""
+
+
+def _misshapen(schedule: Schedule, point: Point) -> str:
+    problem = point.problem
+    if schedule.kernel != "mma_sync":
+        return ""
+    if schedule.block_k * schedule.num_stages < SHORT_RING and problem.K > LONG_K:
+        return f"a ring of {schedule.block_k * schedule.num_stages} k elements for K={problem.K}"
+    if schedule.block_n <= NARROW_TILE and problem.N > WIDE_N:
+        return f"block_n {schedule.block_n} for N={problem.N}"
     return ""
 
 
