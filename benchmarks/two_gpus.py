@@ -56,6 +56,7 @@ class Clock:
         self.seen: list[tuple[float, int]] = []  # seconds, finished candidates
 
     def __call__(self, progress: Progress) -> None:
+        """Note a change."""
         if not self.seen or progress.finished != self.seen[-1][1]:
             self.seen.append((time.perf_counter() - self.began, progress.finished))
 
