@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -51,11 +52,19 @@ def _local(gpus: list[str] | None) -> Any:
     workers = {
         f"gpu{index}": {
             "cls": Nanny,
-            "options": {**quiet, "nthreads": 1, "resources": {"GPU": 1}, "env": {"CUDA_VISIBLE_DEVICES": gpu}},
+            "options": {
+                **quiet,
+                "silence_logs": logging.ERROR,
+                "nthreads": 1,
+                "resources": {"GPU": 1},
+                "env": {"CUDA_VISIBLE_DEVICES": gpu},
+            },
         }
         for index, gpu in enumerate(gpus)
     }
-    return SpecCluster(workers=workers, scheduler={"cls": Scheduler, "options": {**quiet, "port": 0}}, silence_logs=40)
+    return SpecCluster(
+        workers=workers, scheduler={"cls": Scheduler, "options": {**quiet, "port": 0}}, silence_logs=logging.ERROR
+    )
 
 
 def _cuda() -> Any:
