@@ -73,7 +73,7 @@ def sweep(point: Point, schedules: list[Schedule], out: pathlib.Path, gpu: str, 
     log = out / "children.log"
     settings = LiveSettings(
         worker=WorkerSettings(gpu=gpu, log=log),
-        policy=RoundsPolicy(rep_ms=40.0),
+        policy=RoundsPolicy(rep_ms=100.0, warmup_ms=10.0),  # as long a repeat as autotune's own
         peers="none",
         baseline=False,
         ceilings=False,

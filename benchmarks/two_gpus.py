@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--scenario", default="kimi-k2/ep8/decode")
     parser.add_argument("--tokens", default="20,24,30,36,40,48,50,60")
     parser.add_argument("--profile", default="portable")
-    parser.add_argument("--min-rounds", type=int, default=4)
+    parser.add_argument("--min-rounds", type=int, default=6)
     options = parser.parse_args()
     gpus = visible_gpus()
     require_gpu(gpus)
