@@ -1,6 +1,6 @@
 """A million replayed candidates: seconds and memory of plan, replay and winners (made-up times; no GPU).
 
-    python benchmarks/million_replayed.py --out /tmp/million
+    python benchmarks/million_replayed.py --out runs/million
 
 Asked for: at most 60 s and 2 GB on 2 cores, reading the records included.
 """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +71,16 @@ class Request:
             "space": self.space,
             "search": self.search,
         }
+
+
+@contextmanager
+def interruptible(out: pathlib.Path) -> Iterator[None]:
+    """Ctrl-C ends in one line and exit code 130: what was measured is on disk."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        notes.print(f"stopped; what was measured is in {out}: go on with --resume", markup=False, soft_wrap=True)
+        raise SystemExit(130) from None
 
 
 def chosen_source(source: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chord_lab.cli import app, console, notes, print_json
-from chord_lab.cli.measuring import Request, live_device, live_settings, visible_gpus
+from chord_lab.cli.measuring import Request, interruptible, live_device, live_settings, visible_gpus
 from chord_lab.cli.progress import watching
 from chord_lab.errors import UserError
 
@@ -42,9 +42,7 @@ def record(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Record the published points, both sides of the block_m turn, three draws, ceilings and peers in one run."""
-    from chord_lab.measurement.live import LiveMeasure, require_gpu
     from chord_lab.sweeps.plan import make_plan
-    from chord_lab.sweeps.run import Budget, run
     from chord_lab.sweeps.space import device_named
 
     request = Request(
@@ -65,29 +63,32 @@ def record(
         plan = make_plan(wanted, device_named("nvidia_h200"), space=space)
         print_json(plan.summary()) if as_json else _print_plan(plan)
         return
-    gpus = visible_gpus()
-    require_gpu(gpus)
-    settings = live_settings(request, out, gpus[0])
-    device = live_device(settings, gpus[0])
-    plan = make_plan(_runnable(wanted, device), device, space=space)
-    began = time.monotonic()
-    with watching() as watch:
-        done = run(
-            plan,
-            LiveMeasure(settings),
-            out,
-            resume=resume,
-            budget=Budget(budget_seconds),
-            about=request.about(),
-            watch=watch,
-        )
-    path = ship(out)
-    result = {**summary_of(out), "seconds": time.monotonic() - began, "partial": done.cut_short, "file": str(path)}
+    result = _record(request, wanted, out, resume, budget_seconds)
     if as_json:
         print_json(result)
         return
     for name, value in result.items():
         console.print(f"{name:<12} {value}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _record(
+    request: Request, wanted: list[Point], out: pathlib.Path, resume: bool, budget_seconds: float | None
+) -> dict[str, Any]:
+    """Measure the points and write the file that ships; Ctrl-C and a used-up budget leave what was measured."""
+    from chord_lab.measurement.live import LiveMeasure, require_gpu
+    from chord_lab.sweeps.plan import make_plan
+    from chord_lab.sweeps.run import Budget, run
+
+    gpus = visible_gpus()
+    require_gpu(gpus)
+    settings = live_settings(request, out, gpus[0])
+    device = live_device(settings, gpus[0])
+    plan = make_plan(_runnable(wanted, device), device, space=request.space)
+    began, budget = time.monotonic(), Budget(budget_seconds)
+    with watching() as watch, interruptible(out):
+        done = run(plan, LiveMeasure(settings), out, resume=resume, budget=budget, about=request.about(), watch=watch)
+    path = ship(out)
+    return {**summary_of(out), "seconds": time.monotonic() - began, "partial": done.cut_short, "file": str(path)}
 
 
 def recording_points(request: Request, scenarios: list[str], profiles: list[str] | None) -> list[Point]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chord_lab.cli import app, console, notes, print_json
-from chord_lab.cli.measuring import DEFAULT_DEVICE, Request, plan_for, prepare, print_plan, source_of
+from chord_lab.cli.measuring import DEFAULT_DEVICE, Request, interruptible, plan_for, prepare, print_plan, source_of
 from chord_lab.cli.progress import watching
 from chord_lab.errors import UserError
 
@@ -128,20 +128,9 @@ def do_sweep(
         budget_candidates = None  # shared out among the points already
     if not len(plan):
         raise UserError(f"no candidate of {request.scenario} may run: {_reasons(plan)}")
-    with watching() as watch:
-        try:
-            done = run(
-                plan,
-                measure,
-                out,
-                resume=resume,
-                budget=Budget(budget_seconds, budget_candidates),
-                about=request.about(),
-                watch=watch,
-            )
-        except KeyboardInterrupt:
-            notes.print(f"stopped; what was measured is in {out}: go on with --resume", markup=False)
-            raise SystemExit(130) from None
+    budget = Budget(budget_seconds, budget_candidates)
+    with watching() as watch, interruptible(out):
+        done = run(plan, measure, out, resume=resume, budget=budget, about=request.about(), watch=watch)
     if resume and done.known:
         kept = sum(1 for record in done.known if record.kind == "candidate")
         notes.print(f"resumed: {kept} candidates were there, {done.progress.finished} were missing", highlight=False)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from w4a16_moe.schedule import Schedule
 
+from chord_lab.records.attempt import Point
 from chord_lab.records.decode import decode, group
 from chord_lab.records.frames import round_medians, segment_medians
 from chord_lab.records.intervals import interval
@@ -200,30 +201,14 @@ def _verdict(
     fine = tried[~np.isnan(timed.time[tried])]
     default = next((int(r) for r in tried if columns["default"][r]), None)
     point = decoded.points[decoded.point_of_row[rows[0]]]
-    newest = rows[np.argmax(columns["date"][rows].astype(str))]
-    _, once = np.unique(decoded.candidate_of_row[tried], return_index=True)  # a default may have several records
-    statuses, counts = np.unique(columns["status"][tried[once]].astype(str), return_counts=True)
-    failures = {str(s): int(c) for s, c in zip(statuses, counts, strict=True) if s != "ok"}
-    common: dict[str, Any] = {
-        "scenario": point.scenario,
-        "projection": point.projection,
-        "profile": point.profile,
-        "num_tokens": point.num_tokens,
-        "routed_m": point.routed_m,
-        "num_experts": point.problem.num_experts,
-        "draw": point.routing.draw,
-        "seed": point.routing.seed,
-        "candidates": len(once),
-        "failed": int(np.isnan(timed.time[tried[once]]).sum()),
-        "failures": failures,
+    common = {
+        **_place(point),
+        **_counts(tried, decoded, columns, timed),
+        **_origin(rows, columns),
         "default_schedule": _schedule(decoded, default),
         "humming_us": _peer(rows, columns, timed, ("humming",)),
         "humming_best_us": _peer(rows, columns, timed, ("humming", "humming_tile", "humming_best_tile")),
         "baseline_us": _peer(rows, columns, timed, ("torch_dequant_bf16",)),
-        "source": str(columns["source"][newest]),
-        "device": str(columns["device_name"][newest]),
-        "date": str(columns["date"][newest]),
-        "run_id": str(columns["run_id"][newest]),
     }
     if not len(fine):
         return Winner(**common, **_NOTHING)
@@ -233,6 +218,7 @@ def _verdict(
         default = best
     decided = _decide(best, default, timed, margin)
     chosen = best if decided["verdict"] == "win" or default is None else default
+    close = [_schedule(decoded, int(r)) for r in fine[score <= score.min() * (1 + MARGIN)]]
     return Winner(
         **common,
         **decided,
@@ -240,10 +226,37 @@ def _verdict(
         best=_schedule(decoded, best),
         time_us=float(timed.time[chosen]),
         flags=flags,
-        within=tuple(
-            s for r in fine[score <= score.min() * (1 + MARGIN)] if (s := _schedule(decoded, int(r))) is not None
-        ),
+        within=tuple(dict.fromkeys(s for s in close if s is not None)),
     )
+
+
+def _place(point: Point) -> dict[str, Any]:
+    return {
+        "scenario": point.scenario,
+        "projection": point.projection,
+        "profile": point.profile,
+        "num_tokens": point.num_tokens,
+        "routed_m": point.routed_m,
+        "num_experts": point.problem.num_experts,
+        "draw": point.routing.draw,
+        "seed": point.routing.seed,
+    }
+
+
+def _counts(tried: npt.NDArray[np.int64], decoded: Any, columns: dict[str, Any], timed: _Timed) -> dict[str, Any]:
+    """Candidates and failures; a default may have several records, and counts once."""
+    _, first = np.unique(decoded.candidate_of_row[tried], return_index=True)
+    once = tried[first]
+    statuses, counts = np.unique(columns["status"][once].astype(str), return_counts=True)
+    failures = {str(s): int(c) for s, c in zip(statuses, counts, strict=True) if s != "ok"}
+    return {"candidates": len(once), "failed": int(np.isnan(timed.time[once]).sum()), "failures": failures}
+
+
+def _origin(rows: npt.NDArray[np.int64], columns: dict[str, Any]) -> dict[str, str]:
+    """Where the newest of the records comes from."""
+    newest = rows[np.argmax(columns["date"][rows].astype(str))]
+    names = {"source": "source", "device": "device_name", "date": "date", "run_id": "run_id"}
+    return {name: str(columns[column][newest]) for name, column in names.items()}
 
 
 _NOTHING: dict[str, Any] = {

@@ -279,3 +279,19 @@ def test_a_process_that_cannot_start_is_one_line(tmp_path):
         from chord_lab.sweeps.run import run
 
         run(plan_of(candidates()[:3]), LiveMeasure(broken), tmp_path)
+
+
+def test_ctrl_c_keeps_what_was_measured_and_says_how_to_go_on(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, str(HERE / "run_fake_sweep.py"), str(tmp_path)], stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 30
+    while not (tmp_path.exists() and ours(tmp_path)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    before = len(ours(tmp_path))
+    assert before and read_records(tmp_path).notices == []
+    assert read_manifest(tmp_path)["partial"] is True
+    run_until([sys.executable, str(HERE / "run_fake_sweep.py"), str(tmp_path), "--resume"], 60)
+    assert len({r.key() for r in ours(tmp_path)}) == 36
