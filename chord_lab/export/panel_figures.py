@@ -5,16 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from chord_lab.analysis.crossover import ThresholdInfo, TurnInfo
 from chord_lab.analysis.load import GpuLoadInfo, LoadInfo, PaddingInfo
 from chord_lab.analysis.point import PointInfo, ScheduleFacts
-from chord_lab.analysis.raster import IDLE, RasterInfo
 from chord_lab.analysis.roofline import RooflineInfo
-from chord_lab.analysis.timeline import TimelineInfo
 from chord_lab.export import look
 
 
@@ -36,7 +32,6 @@ def draw_load(info: LoadInfo, *, block_m: int, by_load: bool = False) -> go.Figu
         ]
     )  # fmt: skip
     edges = [k * block_m for k in range(1, min(40, info.busiest // block_m + 1) + 1)]
-    figure.update_layout(shapes=[_edge(edge) for edge in edges if edge <= info.busiest * 1.1])
     share = info.busiest / info.mean if info.mean else 0
     return look.layout(
         figure,
@@ -46,6 +41,7 @@ def draw_load(info: LoadInfo, *, block_m: int, by_load: bool = False) -> go.Figu
         y="routed rows",
         xaxis_type="category" if by_load else "linear",
         bargap=0.1,
+        shapes=[_edge(edge) for edge in edges if edge <= info.busiest * 1.1],
     )
 
 
@@ -68,15 +64,6 @@ def draw_padding(info: PaddingInfo, *, block_m: int) -> go.Figure:
             ),
         ]
     )  # fmt: skip
-    figure.update_layout(
-        yaxis2={
-            "overlaying": "y",
-            "side": "right",
-            "rangemode": "tozero",
-            "showgrid": False,
-            "title": {"text": "passes over weights"},
-        }
-    )
     passes = info.weight_passes[at]
     return look.layout(
         figure,
@@ -86,6 +73,13 @@ def draw_padding(info: PaddingInfo, *, block_m: int) -> go.Figure:
         x="block_m, rows",
         y="padding, % of padded rows",
         xaxis_type="category",
+        yaxis2={
+            "overlaying": "y",
+            "side": "right",
+            "rangemode": "tozero",
+            "showgrid": False,
+            "title": {"text": "passes over weights"},
+        },
     )
 
 
@@ -118,30 +112,26 @@ def draw_threshold(info: ThresholdInfo) -> go.Figure:
     text = [
         f"model {m}, best {b}, {r:+.1%}" for m, b, r in zip(info.block_m, info.best_block_m, info.regret, strict=True)
     ]
-    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.06, row_heights=[0.6, 0.4])
-    figure.add_trace(
-        go.Scatter(
-            x=x, y=info.best_block_m, mode="markers", name="fastest measured", hoverinfo="skip",
-            marker={"symbol": "diamond-open", "size": 13, "color": look.ORANGE, "line_width": 2}, customdata=picked,
-        ), row=1, col=1,
-    )  # fmt: skip
-    figure.add_trace(
-        go.Scatter(
-            x=x, y=info.block_m, mode="lines+markers", name="chosen at this threshold", hovertext=text,
-            hoverinfo="text", line={"color": look.BLUE, "width": 1}, marker={"size": 9, "color": changed},
-            customdata=picked,
-        ), row=1, col=1,
-    )  # fmt: skip
     regret = [100 * r for r in info.regret]
-    bars = go.Bar(x=x, y=regret, name="what the choice costs", marker_color=changed, hovertext=text, hoverinfo="text")
-    figure.add_trace(bars, row=2, col=1)
-    figure.update_layout(
-        shapes=[
-            _upright(_between(info.tokens_per_expert, info.threshold), look.VERMILION, "solid"),
-            _upright(_between(info.tokens_per_expert, info.default_threshold), look.GREY, "dot"),
+    figure = go.Figure(
+        [
+            go.Scatter(
+                x=x, y=info.best_block_m, mode="markers", name="fastest measured", hoverinfo="skip",
+                marker={"symbol": "diamond-open", "size": 13, "color": look.ORANGE, "line_width": 2}, customdata=picked,
+            ),
+            go.Scatter(
+                x=x, y=info.block_m, mode="lines+markers", name="chosen at this threshold", hovertext=text,
+                hoverinfo="text", line={"color": look.BLUE, "width": 1}, marker={"size": 9, "color": changed},
+                customdata=picked,
+            ),
+            go.Bar(
+                x=x, y=regret, name="what the choice costs", marker_color=changed, hovertext=text, hoverinfo="text",
+                xaxis="x2", yaxis="y2",
+            ),
         ]
-    )
-    look.layout(
+    )  # fmt: skip
+    axis = {"gridcolor": look.GRID, "automargin": True}
+    return look.layout(
         figure,
         title=f"Threshold {info.threshold:g}: {sum(info.changed)} rows change, {info.against_default:+.1%} time "
         f"against {info.default_threshold:g}; mean regret {info.mean_regret:.1%}",
@@ -149,14 +139,15 @@ def draw_threshold(info: ThresholdInfo) -> go.Figure:
         x="",
         y="block_m, rows",
         height=460,
-        xaxis={"type": "category"},
+        xaxis={"type": "category", "showticklabels": False, "anchor": "y"},
+        yaxis={"domain": [0.44, 1]},
+        xaxis2={"type": "category", "anchor": "y2", "title": {"text": "tokens per expert"}, **axis},
+        yaxis2={"domain": [0, 0.38], "title": {"text": "over the best, %"}, "rangemode": "tozero", **axis},
+        shapes=[
+            upright(_between(info.tokens_per_expert, info.threshold), look.VERMILION, "solid"),
+            upright(_between(info.tokens_per_expert, info.default_threshold), look.GREY, "dot"),
+        ],
     )
-    axis = {"gridcolor": look.GRID, "automargin": True}
-    figure.update_layout(
-        xaxis2={"type": "category", "title": {"text": "tokens per expert"}, **axis},
-        yaxis2={"title": {"text": "over the best, %"}, "rangemode": "tozero", **axis},
-    )
-    return figure
 
 
 def _between(points: list[float], threshold: float) -> float:
@@ -164,7 +155,8 @@ def _between(points: list[float], threshold: float) -> float:
     return sum(point < threshold for point in points) - 0.5
 
 
-def _upright(x: float, colour: str, dash: str) -> dict[str, Any]:
+def upright(x: float, colour: str, dash: str) -> dict[str, Any]:
+    """A line across the whole figure at `x`."""
     line = {"color": colour, "dash": dash, "width": 2}
     return {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": x, "x1": x, "line": line}
 
@@ -179,13 +171,6 @@ def draw_turn(info: TurnInfo, *, threshold: float) -> go.Figure:
             mode="lines", name="mean regret",
         )
     )  # fmt: skip
-    figure.update_layout(
-        shapes=[
-            best | {"fillcolor": look.GREEN, "opacity": 0.15},
-            _upright(threshold, look.VERMILION, "solid"),
-            _upright(info.default_threshold, look.GREY, "dot"),
-        ]
-    )
     upper = "and above" if info.best_high == float("inf") else f"to {info.best_high:.0f}"
     good = "is among the best" if info.default_is_best else f"costs {info.default_regret - info.best_regret:.1%} more"
     return look.layout(
@@ -197,6 +182,11 @@ def draw_turn(info: TurnInfo, *, threshold: float) -> go.Figure:
         y="mean regret, %",
         height=300,
         yaxis_rangemode="tozero",
+        shapes=[
+            best | {"fillcolor": look.GREEN, "opacity": 0.15},
+            upright(threshold, look.VERMILION, "solid"),
+            upright(info.default_threshold, look.GREY, "dot"),
+        ],
     )
 
 
@@ -224,7 +214,6 @@ def draw_point(info: PointInfo | None, *, ours: ScheduleFacts, rival: ScheduleFa
             )
         )  # fmt: skip
     blocks = sorted({*(info.block_m if info else ()), ours.schedule.block_m, rival.schedule.block_m})
-    figure.update_layout(shapes=[_edge(ours.floor_us)] if ours.floor_us else [])
     failed = f"; {info.num_failed} more failed" if info and info.num_failed else ""
     return look.layout(
         figure,
@@ -233,6 +222,7 @@ def draw_point(info: PointInfo | None, *, ours: ScheduleFacts, rival: ScheduleFa
         x="block_m, rows",
         y="time, us",
         xaxis={"type": "category", "categoryorder": "array", "categoryarray": [str(b) for b in blocks]},
+        shapes=[_edge(ours.floor_us)] if ours.floor_us else [],
         yaxis_rangemode="tozero",
     )
 
@@ -295,61 +285,4 @@ def draw_roofline_of(info: RooflineInfo | None, *, ours: ScheduleFacts) -> go.Fi
         xaxis_type="log",
         yaxis_type="log",
         height=330,
-    )
-
-
-def draw_timeline(info: TimelineInfo, raster: RasterInfo) -> go.Figure:
-    """Slots over time, coloured by expert."""
-    experts = int(raster.expert.max(initial=0)) + 1
-    # Each expert one flat colour, neighbours in the order differ; idle stretches show the page.
-    colours = [look.CLEAR, *(look.CYCLE[e % len(look.CYCLE)] for e in range(experts))]
-    bands = [((i + side) / len(colours), colour) for i, colour in enumerate(colours) for side in (0, 1)]
-    figure = go.Figure(
-        go.Heatmap(
-            z=raster.expert, x=raster.time_us, y=raster.slot, zmin=IDLE - 0.5, zmax=experts - 0.5,
-            colorscale=bands, showscale=False, hovertemplate="slot %{y}, %{x:.1f} us: expert %{z}<extra></extra>",
-        )
-    )  # fmt: skip
-    shapes = []
-    if info.recorded_us is not None:
-        shapes.append(_upright(info.recorded_us, look.VERMILION, "dash"))
-    figure.update_layout(shapes=shapes)
-    thinned = "" if len(raster.slot) == raster.num_slots else f"; {len(raster.slot)} of {raster.num_slots} slots shown"
-    checked = "not recorded" if info.error is None else f"recorded {info.recorded_us:.1f} us, error {info.error:+.0%}"
-    return look.layout(
-        figure,
-        title=f"Simulated {info.simulated_us:.1f} us ({checked}); slots are busy {info.busy_share:.0%} of the time",
-        source=f"{info.source}; one colour per expert, neighbours differ; dashed: recorded time{thinned}",
-        x="time, us",
-        y="slot (SM x CTA)",
-        height=420,
-        hovermode="closest",
-    )
-
-
-def draw_layout(loads: npt.NDArray[np.int64], *, chosen: int, layout: str) -> go.Figure:
-    """``loads [n, k]``: which 16-byte load holds each weight of a block; the chosen one stands out."""
-    picked = loads == chosen
-    rows, columns = np.nonzero(picked)
-    figure = go.Figure(
-        [
-            go.Heatmap(
-                z=loads, colorscale="Cividis", colorbar={"title": "load"}, opacity=0.55,
-                hovertemplate="n %{y}, k %{x}: load %{z}<extra></extra>",
-            ),
-            go.Scatter(
-                x=columns, y=rows, mode="markers", name=f"load {chosen}", hoverinfo="skip",
-                marker={"symbol": "square", "size": 7, "color": look.VERMILION},
-            ),
-        ]
-    )  # fmt: skip
-    return look.layout(
-        figure,
-        title=f"{layout}: one 16-byte load brings {int(picked.sum())} weights from {len(set(rows.tolist()))} rows "
-        f"and {len(set(columns.tolist()))} columns",
-        source="read back from the packer; a block of 64 output columns (n) and 64 reduction elements (k)",
-        x="k, reduction element",
-        y="n, output column",
-        height=480,
-        yaxis_autorange="reversed",
     )

@@ -64,7 +64,8 @@ def text(html: str = "") -> ipywidgets.HTML:
 
 def set_options(control: Any, options: Sequence[Any], value: Any) -> None:
     """Change what a control offers. It passes through its first option: observers must be told to look away."""
-    control.options = options
+    if tuple(control.options) != tuple(options):
+        control.options = options
     control.value = value
 
 

@@ -10,11 +10,12 @@ function nameControls(panel) {
 }
 
 function watch(panel) {
-  let width = 0;
+  let size = "";
   let pending = 0;
   const observer = new ResizeObserver(() => {
-    if (!panel.clientWidth || panel.clientWidth === width) return;
-    width = panel.clientWidth;
+    const now = `${panel.clientWidth} ${panel.clientHeight}`;
+    if (!panel.clientWidth || now === size) return;
+    size = now;
     clearTimeout(pending);
     pending = setTimeout(() => {
       nameControls(panel);

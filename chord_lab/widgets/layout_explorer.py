@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import numpy.typing as npt
 
-from chord_lab.export import panel_figures as figures
+from chord_lab.export import placement_figures as figures
 from chord_lab.widgets import controls
 from chord_lab.widgets.live_figure import LiveFigure
 from chord_lab.widgets.panel import Framed

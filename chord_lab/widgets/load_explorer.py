@@ -25,10 +25,12 @@ class LoadExplorer(Panel):
         self.point = PointControls(self.selection, self.measurements.scenarios, seed=True)
         self.block_m = controls.steps("block_m", analysis.load.BLOCK_MS, 64, "rows of a tile: experts are padded to it")
         self.by_load = controls.switch("Busiest expert first", True, "off: experts in their own order")
+        self.whole = controls.switch("All GPUs", False, "draw the whole system's experts: rows of every GPU")
         self.load: LiveFigure | None = None
         self.summary = controls.text()
         self.block_m.observe(self.redraw, "value")
         self.by_load.observe(self.redraw, "value")
+        self.whole.observe(self.redraw, "value")
         self.follow("scenario", "num_tokens", "draw", "seed")
 
     def draw(self) -> None:
@@ -40,15 +42,19 @@ class LoadExplorer(Panel):
         drawn = [
             figures.draw_load(load, by_load=self.by_load.value, block_m=self.block_m.value),
             figures.draw_padding(padding, block_m=self.block_m.value),
-            figures.draw_gpu_load(self.gpus()),
         ]
         if self.load is None:
-            self.load, self.padding, self.gpu = map(LiveFigure, drawn)
-            options = ipywidgets.HBox([self.block_m, self.by_load])
-            self.arrange(self.point, options, self.load.widget, self.summary, self.padding.widget, self.gpu.widget)
+            self.load, self.padding = map(LiveFigure, drawn)
+            self.gpu = LiveFigure(figures.draw_gpu_load(self.gpus()))
+            self.system = ipywidgets.VBox([self.gpu.widget])
+            options = controls.row(self.block_m, self.by_load, self.whole)
+            self.arrange(self.point, options, self.load.widget, self.summary, self.padding.widget, self.system)
         else:
-            for shown, figure in zip((self.load, self.padding, self.gpu), drawn, strict=True):
-                shown.show(figure)
+            self.load.show(drawn[0])
+            self.padding.show(drawn[1])
+        self.system.layout.display = "" if self.whole.value else "none"
+        if self.whole.value:
+            self.gpu.show(figures.draw_gpu_load(self.gpus()))
         at = padding.block_m.index(self.block_m.value)
         self.summary.value = (
             f"{load.routed_m:,} routed rows on {len(load.tok_e)} local experts, {load.active_experts} of them active; "

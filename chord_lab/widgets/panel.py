@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from typing import Any
 
 import ipywidgets
@@ -48,7 +49,8 @@ class Panel(Framed):
         try:
             self.draw()
         except ValueError as error:  # UserError is one
-            self.message.value = f"<b role='alert'>{error}</b>"
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            self.message.value = f"<b role='alert'>{html.escape(first)}</b>"
         else:
             self.message.value = ""
 

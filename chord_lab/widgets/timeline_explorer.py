@@ -7,12 +7,13 @@ from typing import Any
 
 from chord_lab import analysis
 from chord_lab.analysis.raster import raster_info
-from chord_lab.export import panel_figures as figures
+from chord_lab.export import placement_figures as figures
 from chord_lab.widgets import controls
 from chord_lab.widgets.live_figure import LiveFigure
 from chord_lab.widgets.measurements import Measurements
 from chord_lab.widgets.panel import Panel
 from chord_lab.widgets.point_controls import PointControls
+from chord_lab.widgets.schedule_knobs import values_on_offer
 from chord_lab.widgets.selection import Selection
 
 
@@ -57,8 +58,9 @@ class TimelineExplorer(Panel):
             self.figure.show(figure)
         self._busy = True
         try:
-            controls.offer(self.block_m, schedule.block_m)
-            controls.offer(self.ctas, schedule.ctas_per_sm)
+            offers = values_on_offer(schedule, known.profile_of(chosen.scenario))
+            controls.set_options(self.block_m, offers["block_m"], schedule.block_m)
+            controls.set_options(self.ctas, offers["ctas_per_sm"], schedule.ctas_per_sm)
             self.stream_k.value = schedule.stream_k
         finally:
             self._busy = False
