@@ -33,7 +33,7 @@ SCENARIO = "kimi-k2/ep8/decode"
 
 def make_records(count: int, path: pathlib.Path) -> pathlib.Path:
     """`count` records of three repeats each: real points, schedules of the full space, times by a formula."""
-    points = scenario_points(SCENARIO, tokens=[20, 30, 40, 50], profile="portable")
+    points = scenario_points(SCENARIO, profile="portable")
     per_point = -(-count // len(points))
     environment = Environment(device="nvidia_h200", device_name="NVIDIA H200", num_sms=132)
     chosen = [s for s, _ in zip(schedules("portable", "full"), range(per_point), strict=False)]
