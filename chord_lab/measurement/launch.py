@@ -38,7 +38,7 @@ def launcher_of(candidate: Candidate) -> Launcher:
     """Who prepares a candidate of this implementation."""
     if candidate.implementation == "w4a16_moe":
         return launch_ours
-    if candidate.implementation in ("humming", "humming_best_tile"):
+    if candidate.implementation in ("humming", "humming_tile"):
         from chord_lab.measurement.peers.humming import launch_humming
 
         return launch_humming

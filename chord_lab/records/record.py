@@ -16,7 +16,14 @@ from w4a16_moe.schedule import Schedule
 
 Kind = Literal["candidate", "peer", "baseline", "ceiling"]
 Implementation = Literal[
-    "w4a16_moe", "humming", "humming_best_tile", "torch_dequant_bf16", "copy", "dense_bf16", "triton_autotune"
+    "w4a16_moe",
+    "humming",  # with its own tile
+    "humming_tile",  # with a tile forced on it
+    "humming_best_tile",  # derived: the fastest of those
+    "torch_dequant_bf16",
+    "copy",
+    "dense_bf16",
+    "triton_autotune",
 ]
 Status = Literal[
     "ok",
