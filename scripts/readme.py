@@ -56,8 +56,8 @@ def figures() -> str:
     parts = [
         f"Layer time (gate_up + down) in microseconds, {data.source()}; routing, activation and communication are not "
         "in it. Ours is the schedule that the package's table chooses, uniform draw. Humming 0.1.19 ran on the same "
-        "routing in the same process, with its own heuristics and, beside it, with its fastest forced tile; above 1 ours "
-        "is faster.",
+        "routing in the same process, with its own heuristics and, beside it, with its fastest forced tile; above 1 "
+        "ours is faster.",
         "",
         "| scenario | tokens | rows/expert | ours | Humming | ratio | its best tile | ratio |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",

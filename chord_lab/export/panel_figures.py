@@ -133,13 +133,12 @@ def draw_threshold(info: ThresholdInfo) -> go.Figure:
     axis = {"gridcolor": look.GRID, "automargin": True}
     return look.layout(
         figure,
-        title=f"Threshold {info.threshold:g}: {sum(info.changed)} rows change, {info.against_default:+.1%} time "
-        f"against {info.default_threshold:g}; mean regret {info.mean_regret:.1%}",
+        title=_threshold_title(info),
         source=f"{info.source}; red: differs from the default's choice; lines: this threshold, dotted the default",
         x="",
         y="block_m, rows",
         height=460,
-        xaxis={"type": "category", "showticklabels": False, "anchor": "y"},
+        xaxis={"type": "category", "showticklabels": False, "anchor": "y", "matches": "x2"},
         yaxis={"domain": [0.44, 1]},
         xaxis2={"type": "category", "anchor": "y2", "title": {"text": "tokens per expert"}, **axis},
         yaxis2={"domain": [0, 0.38], "title": {"text": "over the best, %"}, "rangemode": "tozero", **axis},
@@ -147,6 +146,16 @@ def draw_threshold(info: ThresholdInfo) -> go.Figure:
             upright(_between(info.tokens_per_expert, info.threshold), look.VERMILION, "solid"),
             upright(_between(info.tokens_per_expert, info.default_threshold), look.GREY, "dot"),
         ],
+    )
+
+
+def _threshold_title(info: ThresholdInfo) -> str:
+    if info.threshold == info.default_threshold:
+        text = f"Threshold {info.threshold:g}, the default, costs"
+        return f"{text} {info.mean_regret:.1%} over the best block_m on average, {info.worst_regret:.1%} at worst"
+    return (
+        f"Threshold {info.threshold:g}: {sum(info.changed)} rows change, {info.against_default:+.1%} time "
+        f"against {info.default_threshold:g}; mean regret {info.mean_regret:.1%}"
     )
 
 
