@@ -17,7 +17,8 @@ from chord_lab.errors import UserError
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 PANELS = "90_panels.ipynb"
-# Settings that a user's own ones override: no question about news, for which JupyterLab would ask another machine.
+# Settings that a user's own ones override (no question about news, for which JupyterLab would ask another machine) and
+# a Voila page that fetches nothing.
 JUPYTER_SETTINGS = pathlib.Path(__file__).with_name("jupyter")
 
 
@@ -73,7 +74,7 @@ def voila_command(notebook: pathlib.Path, port: int, *, browser: bool) -> list[s
     if importlib.util.find_spec("voila") is None:
         raise UserError("voila is not installed; it comes with an extra: pip install 'chord-lab[voila]'")
     command = [sys.executable, "-m", "voila", str(notebook), "--Voila.ip=127.0.0.1", f"--port={port}"]
-    command += ["--strip_sources=True", "--show_tracebacks=False", "--theme=light"]
+    command += ["--strip_sources=True", "--show_tracebacks=False", "--theme=light", "--template=chord_lab"]
     return command if browser else [*command, "--no-browser"]
 
 
@@ -94,8 +95,11 @@ def copy_workshop(source: pathlib.Path, folder: pathlib.Path) -> int:
 
 def server_environment() -> dict[str, str]:
     """The caller's environment, with the settings of `JUPYTER_SETTINGS` as defaults."""
-    paths = filter(None, [os.environ.get("JUPYTER_CONFIG_PATH", ""), str(JUPYTER_SETTINGS)])
-    return {**os.environ, "JUPYTER_CONFIG_PATH": os.pathsep.join(paths)}
+    added = {
+        name: os.pathsep.join(filter(None, [os.environ.get(name, ""), str(JUPYTER_SETTINGS)]))
+        for name in ("JUPYTER_CONFIG_PATH", "JUPYTER_PATH")
+    }
+    return {**os.environ, **added}
 
 
 def serve(command: list[str]) -> int:

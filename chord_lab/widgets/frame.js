@@ -11,19 +11,24 @@ function nameControls(panel) {
 
 function watch(panel) {
   let size = "";
-  let pending = 0;
+  let pending = [];
+  const fit = () => {
+    nameControls(panel);
+    window.dispatchEvent(new Event("resize"));  // plotly's widget resizes on this event only
+  };
   const observer = new ResizeObserver(() => {
     const now = `${panel.clientWidth} ${panel.clientHeight}`;
     if (!panel.clientWidth || now === size) return;
     size = now;
-    clearTimeout(pending);
-    pending = setTimeout(() => {
-      nameControls(panel);
-      window.dispatchEvent(new Event("resize"));  // plotly's widget resizes on this event only
-    }, 60);
+    pending.forEach(clearTimeout);
+    // A figure listens once its script has arrived, which may be later.
+    pending = [60, 500, 1500].map((delay) => setTimeout(fit, delay));
   });
   observer.observe(panel);
-  return () => observer.disconnect();
+  return () => {
+    observer.disconnect();
+    pending.forEach(clearTimeout);
+  };
 }
 
 export default {

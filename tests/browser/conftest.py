@@ -72,7 +72,7 @@ def serving(command: list[str], url: str, folder: pathlib.Path, environment: dic
     ):
         try:
             for _ in range(240):
-                with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2):
+                with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=60):
                     break
                 if process.poll() is not None:
                     pytest.fail(f"server ended with {process.returncode}: {log.read_text()[-2000:]}")
@@ -126,6 +126,17 @@ def lab_url(workspace: pathlib.Path, server_environment: dict[str, str]) -> Iter
     ]
     with serving(command, f"http://127.0.0.1:{port}/lab", workspace, server_environment) as url:
         yield url
+
+
+@pytest.fixture
+def serve_here(tmp_path: pathlib.Path) -> Callable[..., Any]:
+    """Start any server for one test: ``serve_here(port -> command, path of its first page, environment)``."""
+
+    def start(command: Callable[[int], list[str]], page: str, environment: dict[str, str]) -> Any:
+        port = free_port()
+        return serving(command(port), f"http://127.0.0.1:{port}/{page}", tmp_path, environment)
+
+    return start
 
 
 class Watch:
