@@ -17,8 +17,16 @@ if TYPE_CHECKING:
     from w4a16_moe.devices import Device
 
     from chord_lab.records.attempt import Point
+    from chord_lab.scenarios import Scenario
 
-SCENARIOS = ("kimi-k2/ep8/decode", "kimi-k2/ep8/prefill", "kimi-k2/tp8/decode", "kimi-k2/tp8/prefill")
+SCENARIOS = (
+    "kimi-k2/ep8/decode",
+    "kimi-k2/ep8/prefill",
+    "kimi-k2/tp8/decode",
+    "kimi-k2/tp8/prefill",
+    "kimi-k2/ep8/grouped_prefill",
+    "kimi-k2/ep8/grouped_decode",
+)
 MAX_ROUNDS = 5  # of the closest contenders; everyone else has --min-rounds
 OTHER_DRAWS = ("balanced", "zipf:1.0")
 
@@ -96,25 +104,28 @@ def recording_points(request: Request, scenarios: list[str], profiles: list[str]
     from chord_lab.scenarios import get_scenario
     from chord_lab.sweeps.points import scenario_points
 
-    first, later = [], []
+    first, later, others = [], [], []
     for name in scenarios:
         scenario = get_scenario(name)
-        for profile in profiles or dict.fromkeys(("portable", scenario.profile)):
-            # the portable kernel under the first draw only: the other draws are about the scenario's own profile
-            for draw in request.draws if profiles or profile == scenario.profile else request.draws[:1]:
-                points = scenario_points(name, tokens="published", draws=[draw], seed=request.seed, profile=profile)
-                first += points
+        for profile in profiles or _profiles(scenario):
+            draws = request.draws if scenario.interface == "indexed" else [scenario.draw]
+            published = scenario_points(name, tokens="published", draws=draws[:1], seed=request.seed, profile=profile)
+            first += published
             if request.tokens == "all":
-                all_points = scenario_points(name, draws=request.draws[:1], seed=request.seed, profile=profile)
-                known = set(first)
-                later += [point for point in all_points if point not in known]
-    # one draw after the other within the published points, so that all scenarios have the first draw early
-    first.sort(key=lambda point: request.draws.index(point.routing.draw))
-    return (
-        [p for p in first if p.routing.draw == request.draws[0]]
-        + later
-        + [p for p in first if p.routing.draw != request.draws[0]]
-    )
+                whole = scenario_points(name, draws=draws[:1], seed=request.seed, profile=profile)
+                later += [point for point in whole if point not in set(published)]
+            if profiles or profile == scenario.profile:  # the other draws are about the scenario's own profile
+                others += (
+                    scenario_points(name, tokens="published", draws=draws[1:], seed=request.seed, profile=profile)
+                    if draws[1:]
+                    else []
+                )
+    return first + later + others
+
+
+def _profiles(scenario: Scenario) -> list[str]:
+    """The portable kernel beside the scenario's own profile, where it has the interface."""
+    return list(dict.fromkeys([*(["portable"] if scenario.interface == "indexed" else []), scenario.profile]))
 
 
 def _runnable(points: list[Point], device: Device) -> list[Point]:
