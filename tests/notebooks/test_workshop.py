@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pathlib
+import re
 
 import nbformat
 import pytest
@@ -223,3 +224,19 @@ def test_verdict_reads_as_text_and_as_a_page():
     assert str(verdict).startswith("Not yet.")
     assert "<script" not in verdict._repr_html_()
     assert "&lt;b&gt;" in workshop.check_load({"<b>": 1})._repr_html_()
+
+
+def test_guide_states_the_answers_that_the_code_gives():
+    guide = (ROOT / "notebooks" / "workshop" / "INSTRUCTOR.md").read_text()
+    stated = {row[0]: row[1] for row in re.findall(r"^\| (\d) \| (\w+ [\d.]+.*?) \|$", guide, flags=re.M)}
+    for number, right in (("1", right_load()), ("2", right_block()), ("5", right_fill())):
+        for name, value in right.items():
+            [told] = re.findall(rf"{name} ([\d.]+)", stated[number])
+            assert abs(float(told) - value) <= 0.5 * 10 ** -len(told.partition(".")[2]), (number, name, value)
+
+
+def test_summary_is_one_offline_page():
+    summary = (ROOT / "notebooks" / "workshop" / "SUMMARY.html").read_text()
+    assert "http" not in summary
+    assert "<script" not in summary
+    assert "@page" in summary
