@@ -260,7 +260,7 @@ def _point_title(ours: ScheduleFacts, rival: ScheduleFacts) -> str:
 def draw_roofline_of(info: RooflineInfo | None, *, ours: ScheduleFacts) -> go.Figure:
     """The scenario's best points under the ceilings, and the schedule at hand."""
     figure = go.Figure()
-    if info is not None and info.ridge:
+    if info is not None and info.ridge and info.copy_gbps and info.dense_tflops:
         low, high = min(info.intensity) / 1.5, max(*info.intensity, info.ridge) * 1.5
         figure.add_trace(
             go.Scatter(

@@ -129,7 +129,7 @@ class Measurements:
             for row in rows.to_dict("records"):
                 schedule = analysis.schedule_of_row(row)
                 if schedule is not None:
-                    found.setdefault(schedule, row)
+                    found.setdefault(schedule, {str(name): value for name, value in row.items()})
             return found
 
         key = ("schedules", chosen.scenario, chosen.projection, chosen.routed_m, chosen.draw, chosen.seed)
