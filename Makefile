@@ -8,7 +8,10 @@ SCENARIO ?= kimi-k2/ep8/decode
 SOURCE ?= auto
 OUT ?= out/$(subst /,-,$(SCENARIO))
 JOBS ?= 2
-BASE_PYTHON := $(or $(PYTHON),$(firstword $(foreach name,python3.13 python3.12 python3.11,$(shell command -v $(name))) python3))
+# The first Python that is new enough and can make an environment; a version manager's stand-in may exist and not run.
+FIND_PYTHON = for p in python3 python3.13 python3.12 python3.11; do \
+  $$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done
+BASE_PYTHON := $(or $(PYTHON),$(shell $(FIND_PYTHON)),python3)
 VENV_PYTHON := .venv/bin/python
 # Targets that measure: an interpreter named by the caller is used as it is, because it has the right torch for the GPU.
 GPU_PYTHON := $(or $(PYTHON),$(VENV_PYTHON))
