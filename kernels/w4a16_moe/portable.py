@@ -21,9 +21,11 @@ from .schedule import Schedule
 INTERPRETED = triton.knobs.runtime.interpret
 COMPUTE_DTYPE = tl.float32 if INTERPRETED else tl.bfloat16
 
+TRITON = tuple(map(int, triton.__version__.split(".")[:2]))
+
 # Fewest columns for which Triton picks a warpgroup's instruction over mma.sync: 16 up to 3.7, the hardware's 8 from
 # 3.8 on.
-MIN_WARPGROUP_TOKENS = 16 if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8) else 8
+MIN_WARPGROUP_TOKENS = 16 if TRITON < (3, 8) else 8
 
 
 def launch(
@@ -85,7 +87,7 @@ def compile_spec(schedule: Schedule, problem: MoeProblem, top_k: int) -> Compile
         constexprs=values,
         options={"num_warps": schedule.num_warps, "num_stages": schedule.num_stages},
         divisible_by_16=tuple(tensors),
-        by_capability=lambda capability: {"REORDER_X": reorders_x(schedule, capability)},
+        by_capability=lambda capability: _by_capability(schedule, capability),
     )
 
 
@@ -101,12 +103,28 @@ def constexprs(schedule: Schedule, problem: MoeProblem, top_k: int, capability: 
         "GROUP_M": schedule.group_m,
         "SPLIT_K": schedule.split_k,
         "PERSISTENT": schedule.persistent,
+        "NUM_STAGES": schedule.num_stages,
         "SWAP_AB": schedule.swap_ab,
         "TOKEN_SLICING": schedule.token_slicing,
         "TOKEN_SLICE": SLICE,
         "DEQUANT": schedule.dequant,
         "COMPUTE": COMPUTE_DTYPE,
+        **_by_capability(schedule, capability),
+    }
+
+
+def _by_capability(schedule: Schedule, capability: int) -> dict[str, Any]:
+    """What a GPU generation asks of the code; Triton through its interpreter asks for nothing."""
+    asynchronous = capability // 10 in (9, 10) and not INTERPRETED  # tensor cores that read shared memory themselves
+    fence = "none"
+    if asynchronous and TRITON < (3, 7) and not reorders_x(schedule, capability):
+        fence = "steps"  # later releases set it
+    elif asynchronous and TRITON >= (3, 8) and schedule.token_slicing == "semi_static":
+        fence = "slices"  # they set one a step, before the copies of later slices are waited for
+    return {
         "REORDER_X": reorders_x(schedule, capability),
+        "SETTLE": asynchronous and capability // 10 == 9,  # tcgen05 keeps sums in a memory that waits by itself
+        "FENCE": fence,
     }
 
 

@@ -14,13 +14,29 @@ import triton.language as tl
 from .portable_pieces import (
     BLOCK,
     GROUP,
-    cut_slices,
+    fence,
     load_activations,
     offset,
     round_to_bf16,
+    settle,
     store_tile,
     unpack_weights,
 )
+
+
+@triton.jit
+def _slice_of_rows(
+    x_ptr, ids_ptr, routed_m,
+    K: tl.constexpr, TOP_K: tl.constexpr, SLICE: tl.constexpr, BLOCK_N: tl.constexpr, SWAP_AB: tl.constexpr,
+):  # fmt: skip
+    """Of SLICE rows: sums of zero, pointers to a block of x, and which of the rows exist."""
+    ids = tl.load(ids_ptr + tl.arange(0, SLICE))
+    rows = x_ptr + offset(tl.where(ids < routed_m, ids // TOP_K, 0), K)
+    kk = tl.arange(0, BLOCK)
+    if SWAP_AB:
+        return tl.zeros((BLOCK_N, SLICE), tl.float32), rows[None, :] + kk[:, None], (ids < routed_m)[None, :]
+    else:
+        return tl.zeros((SLICE, BLOCK_N), tl.float32), rows[:, None] + kk[None, :], (ids < routed_m)[:, None]
 
 
 @triton.jit
@@ -29,7 +45,8 @@ def _multiply_rows(
     expert, first_row, column0, num_rows, routed_m, part,
     N: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr,
     TOKENS: tl.constexpr, NUM_SLICES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr,
-    SWAP_AB: tl.constexpr, DEQUANT: tl.constexpr, COMPUTE: tl.constexpr, REORDER_X: tl.constexpr,
+    NUM_STAGES: tl.constexpr, SWAP_AB: tl.constexpr, DEQUANT: tl.constexpr, COMPUTE: tl.constexpr,
+    REORDER_X: tl.constexpr, SETTLE: tl.constexpr, FENCE: tl.constexpr,
 ):  # fmt: skip
     """TOKENS rows from ``first_row`` of sorted_ids times ``block_n`` columns, over one part of K.
 
@@ -37,6 +54,7 @@ def _multiply_rows(
     """
     NUM_BLOCKS: tl.constexpr = (K + BLOCK - 1) // BLOCK
     STEPS: tl.constexpr = NUM_BLOCKS * BLOCK // BLOCK_K // SPLIT_K
+    SLICE: tl.constexpr = TOKENS // NUM_SLICES
     kk = tl.arange(0, BLOCK)
     columns = column0 + tl.arange(0, BLOCK_N)
     block0 = part * (STEPS * BLOCK_K // BLOCK)  # first stored block of this part
@@ -44,44 +62,44 @@ def _multiply_rows(
     codes_ptrs = codes_ptr + stored_row * GROUP + (columns[:, None] * GROUP + tl.arange(0, GROUP)[None, :])
     scale_ptrs = scales_ptr + stored_row + columns
 
-    ids = tl.load(sorted_ids_ptr + first_row + tl.arange(0, TOKENS))
-    x_rows = offset(tl.where(ids < routed_m, ids // TOP_K, 0), K) + block0 * BLOCK
-    accs = ()
-    if SWAP_AB:
-        x_ptrs = x_ptr + x_rows[None, :] + kk[:, None]
-        valid = (ids < routed_m)[None, :]
-        for _ in tl.static_range(NUM_SLICES):
-            accs = accs + (tl.zeros((BLOCK_N, TOKENS // NUM_SLICES), tl.float32),)
-    else:
-        x_ptrs = x_ptr + x_rows[:, None] + kk[None, :]
-        valid = (ids < routed_m)[:, None]
-        accs = accs + (tl.zeros((TOKENS, BLOCK_N), tl.float32),)
+    # Each slice loads its own rows: cut from one tile, they would lie unswizzled in shared memory, and all eight rows
+    # of a read would meet in the same banks: 560 us where the static schedule took 217 (H200, gate_up, 400 rows).
+    accs, x_ptrs, valid = (), (), ()
+    for i in tl.static_range(NUM_SLICES):
+        first_id = sorted_ids_ptr + first_row + i * SLICE
+        acc, pointers, inside = _slice_of_rows(
+            x_ptr + block0 * BLOCK, first_id, routed_m, K, TOP_K, SLICE, BLOCK_N, SWAP_AB
+        )
+        accs, x_ptrs, valid = accs + (acc,), x_ptrs + (pointers,), valid + (inside,)
 
-    for step in range(STEPS):
+    for step in tl.range(STEPS, num_stages=NUM_STAGES):  # stages said here: only then loads for an `if` are pipelined
         for j in tl.static_range(BLOCK_K // BLOCK):
             block = step * (BLOCK_K // BLOCK) + j
             codes = tl.load(codes_ptrs + offset(block, N * GROUP))
             scale_words = tl.load(scale_ptrs + offset(block, N))
+            if FENCE == "slices" or (FENCE == "steps" and j == 0):
+                scale_words = fence(scale_words, False)
             w = unpack_weights(codes, scale_words, DEQUANT, COMPUTE, REORDER_X)
-            mask = valid
-            if NUM_BLOCKS * BLOCK != K:  # the last stored block is half empty: x ends 32 earlier
-                k_left = K - (block0 + block) * BLOCK
-                mask = mask & ((kk[:, None] if SWAP_AB else kk[None, :]) < k_left)
-            x = cut_slices(load_activations(x_ptrs + block * BLOCK, mask, COMPUTE, REORDER_X), NUM_SLICES)
             sums = ()
             for i in tl.static_range(NUM_SLICES):
+                mask = valid[i]
+                if NUM_BLOCKS * BLOCK != K:  # the last stored block is half empty: x ends 32 earlier
+                    k_left = K - (block0 + block) * BLOCK
+                    mask = mask & ((kk[:, None] if SWAP_AB else kk[None, :]) < k_left)
+                x = load_activations(x_ptrs[i] + block * BLOCK, mask, COMPUTE, REORDER_X)
                 acc = accs[i]
                 if i == 0:
-                    acc = tl.dot(w, x[i], acc) if SWAP_AB else tl.dot(x[i], w.T, acc)
+                    acc = tl.dot(w, x, acc) if SWAP_AB else tl.dot(x, w.T, acc)
                 else:
-                    if num_rows > i * (TOKENS // NUM_SLICES):
-                        acc = tl.dot(w, x[i], acc)
-                sums = sums + (acc,)
+                    if num_rows > i * SLICE:
+                        if FENCE == "slices":
+                            fence(num_rows, True)
+                        acc = tl.dot(w, x, acc)
+                sums = sums + (settle(acc) if SETTLE else acc,)
             accs = sums
 
     for i in tl.static_range(NUM_SLICES):
-        first_id = first_row + i * (TOKENS // NUM_SLICES)
-        slice_ids = tl.load(sorted_ids_ptr + first_id + tl.arange(0, TOKENS // NUM_SLICES))
+        slice_ids = tl.load(sorted_ids_ptr + first_row + i * SLICE + tl.arange(0, SLICE))
         acc = tl.trans(accs[i]) if SWAP_AB else accs[i]
         store_tile(acc, out_ptr, slice_ids, columns, routed_m, part, N, DEQUANT, COMPUTE)
 
@@ -91,8 +109,8 @@ def _multiply_tile(
     x_ptr, codes_ptr, scales_ptr, out_ptr, sorted_ids_ptr, expert_ids_ptr, tile, num_m_blocks, routed_m,
     N: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr,
-    SWAP_AB: tl.constexpr, TOKEN_SLICING: tl.constexpr, TOKEN_SLICE: tl.constexpr,
-    DEQUANT: tl.constexpr, COMPUTE: tl.constexpr, REORDER_X: tl.constexpr,
+    NUM_STAGES: tl.constexpr, SWAP_AB: tl.constexpr, TOKEN_SLICING: tl.constexpr, TOKEN_SLICE: tl.constexpr,
+    DEQUANT: tl.constexpr, COMPUTE: tl.constexpr, REORDER_X: tl.constexpr, SETTLE: tl.constexpr, FENCE: tl.constexpr,
 ):  # fmt: skip
     """One tile: where it lies, whose weights it takes, and how its rows are sliced."""
     part = tile % SPLIT_K
@@ -105,7 +123,8 @@ def _multiply_tile(
             _multiply_rows(
                 x_ptr, codes_ptr, scales_ptr, out_ptr, sorted_ids_ptr,
                 expert, first_row, column0, BLOCK_M, routed_m, part,
-                N, K, TOP_K, BLOCK_M, 1, BLOCK_N, BLOCK_K, SPLIT_K, SWAP_AB, DEQUANT, COMPUTE, REORDER_X,
+                N, K, TOP_K, BLOCK_M, 1, BLOCK_N, BLOCK_K, SPLIT_K, NUM_STAGES,
+                SWAP_AB, DEQUANT, COMPUTE, REORDER_X, SETTLE, FENCE,
             )  # fmt: skip
         else:
             block_ids = tl.load(sorted_ids_ptr + first_row + tl.arange(0, BLOCK_M))
@@ -114,16 +133,16 @@ def _multiply_tile(
                 _multiply_rows(
                     x_ptr, codes_ptr, scales_ptr, out_ptr, sorted_ids_ptr,
                     expert, first_row, column0, num_rows, routed_m, part,
-                    N, K, TOP_K, BLOCK_M, BLOCK_M // TOKEN_SLICE, BLOCK_N, BLOCK_K, SPLIT_K,
-                    SWAP_AB, DEQUANT, COMPUTE, REORDER_X,
+                    N, K, TOP_K, BLOCK_M, BLOCK_M // TOKEN_SLICE, BLOCK_N, BLOCK_K, SPLIT_K, NUM_STAGES,
+                    SWAP_AB, DEQUANT, COMPUTE, REORDER_X, SETTLE, FENCE,
                 )  # fmt: skip
             else:  # dynamic: as many passes over the weights as slices hold rows
                 for done in range(0, num_rows, TOKEN_SLICE):
                     _multiply_rows(
                         x_ptr, codes_ptr, scales_ptr, out_ptr, sorted_ids_ptr,
                         expert, first_row + done, column0, num_rows, routed_m, part,
-                        N, K, TOP_K, TOKEN_SLICE, 1, BLOCK_N, BLOCK_K, SPLIT_K,
-                        SWAP_AB, DEQUANT, COMPUTE, REORDER_X,
+                        N, K, TOP_K, TOKEN_SLICE, 1, BLOCK_N, BLOCK_K, SPLIT_K, NUM_STAGES,
+                        SWAP_AB, DEQUANT, COMPUTE, REORDER_X, SETTLE, FENCE,
                     )  # fmt: skip
 
 
@@ -152,8 +171,9 @@ def portable_kernel(
     routed_m,
     N: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr,
-    PERSISTENT: tl.constexpr, SWAP_AB: tl.constexpr, TOKEN_SLICING: tl.constexpr, TOKEN_SLICE: tl.constexpr,
-    DEQUANT: tl.constexpr, COMPUTE: tl.constexpr, REORDER_X: tl.constexpr,
+    PERSISTENT: tl.constexpr, NUM_STAGES: tl.constexpr,
+    SWAP_AB: tl.constexpr, TOKEN_SLICING: tl.constexpr, TOKEN_SLICE: tl.constexpr,
+    DEQUANT: tl.constexpr, COMPUTE: tl.constexpr, REORDER_X: tl.constexpr, SETTLE: tl.constexpr, FENCE: tl.constexpr,
 ):  # fmt: skip
     """y[row] = x[row // top_k] @ dequant(w[expert]).T for every routed row.
 
@@ -166,16 +186,16 @@ def portable_kernel(
         for tile in range(tl.program_id(0), num_tiles, tl.num_programs(0)):
             _multiply_tile(
                 x_ptr, codes_ptr, scales_ptr, out_ptr, sorted_ids_ptr, expert_ids_ptr, tile, num_m_blocks, routed_m,
-                N, K, TOP_K, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K,
-                SWAP_AB, TOKEN_SLICING, TOKEN_SLICE, DEQUANT, COMPUTE, REORDER_X,
+                N, K, TOP_K, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, NUM_STAGES,
+                SWAP_AB, TOKEN_SLICING, TOKEN_SLICE, DEQUANT, COMPUTE, REORDER_X, SETTLE, FENCE,
             )  # fmt: skip
     else:
         if tl.program_id(0) < num_tiles:
             _multiply_tile(
                 x_ptr, codes_ptr, scales_ptr, out_ptr, sorted_ids_ptr, expert_ids_ptr, tl.program_id(0),
                 num_m_blocks, routed_m,
-                N, K, TOP_K, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K,
-                SWAP_AB, TOKEN_SLICING, TOKEN_SLICE, DEQUANT, COMPUTE, REORDER_X,
+                N, K, TOP_K, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, NUM_STAGES,
+                SWAP_AB, TOKEN_SLICING, TOKEN_SLICE, DEQUANT, COMPUTE, REORDER_X, SETTLE, FENCE,
             )  # fmt: skip
 
 

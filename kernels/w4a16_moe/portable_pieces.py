@@ -139,17 +139,37 @@ def load_activations(x_ptrs, mask, COMPUTE: tl.constexpr, REORDER_X: tl.constexp
 
 
 @triton.jit
-def cut_slices(x, NUM_SLICES: tl.constexpr):
-    """x [64, tokens] cut into NUM_SLICES (1, 2, 4, 8) runs of tokens, in registers."""
-    runs = (x,)
-    for level in tl.static_range(3):
-        if 1 << level < NUM_SLICES:
-            halves = ()
-            for i in tl.static_range(1 << level):
-                half = tl.permute(tl.reshape(runs[i], (BLOCK, 2, runs[i].shape[1] // 2)), (0, 2, 1))
-                halves = halves + tl.split(half)
-            runs = halves
-    return runs
+def settle(acc):
+    """acc, unchanged and at no cost, but read: Triton must wait for the warpgroup instructions that make it.
+
+    It would else leave them running over the loop's back edge while the next step writes the registers that hold
+    their weights: wrong sums, at times NaN (Triton issue 9433; neither 3.6 nor 3.8 with their own ptxas is free of it).
+    """
+    return tl.inline_asm_elementwise("", "=f,0", [acc], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def fence(words, ALWAYS: tl.constexpr):
+    """int32 words, unchanged, behind a fence: the tensor cores see shared memory by a way of their own, and what copies
+    have left there must be shown to it.
+
+    It stays where it is needed because the words are read after the copies' barrier and used before the product; with
+    ALWAYS it stays although nothing uses them.
+    """
+    return tl.inline_asm_elementwise(
+        """
+        fence.proxy.async.shared::cta;
+        mov.b32 $0, $4;
+        mov.b32 $1, $5;
+        mov.b32 $2, $6;
+        mov.b32 $3, $7;
+        """,
+        "=r,=r,=r,=r,r,r,r,r",
+        [words],
+        dtype=tl.int32,
+        is_pure=not ALWAYS,
+        pack=4,
+    )
 
 
 @triton.jit
