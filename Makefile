@@ -1,12 +1,11 @@
 # Every target sets up what it needs: Python 3.11 or newer with venv, git and make are enough.
-#   make run [SCENARIO=kimi-k2/ep8/prefill] [SOURCE=auto|live|replay]
+#   make run [SCENARIO=kimi-k2/ep8/prefill] [SOURCE=auto|live|replay|predict] [OUT=folder]
 #   make test-gpu PYTHON=python3   uses that interpreter as it is, without .venv
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu make run   takes torch's CPU build (Linux, no GPU)
 
 SHELL := /bin/bash
 SCENARIO ?= kimi-k2/ep8/decode
 SOURCE ?= auto
-OUT ?= out/$(subst /,-,$(SCENARIO))
 JOBS ?= 2
 # The first Python that is new enough and can make an environment; a version manager's stand-in may exist and not run.
 FIND_PYTHON = for p in python3 python3.13 python3.12 python3.11; do \
@@ -27,8 +26,8 @@ help: ## list the targets
 setup:
 	@$(BASE_PYTHON) scripts/bootstrap.py
 
-run: setup ## the main job: sweep, winners, tuning table and report of one scenario, into out/
-	@$(VENV_PYTHON) -m chord_lab tune $(SCENARIO) --source $(SOURCE) --out $(OUT)
+run: setup ## the main job: sweep, winners, tuning table and report of one scenario, into runs/
+	@$(VENV_PYTHON) -m chord_lab tune $(SCENARIO) --source $(SOURCE) $(if $(OUT),--out $(OUT))
 
 test: ## everything that needs no GPU, and lint; skips are counted by reason at the end
 	@$(BASE_PYTHON) scripts/bootstrap.py --tritons
