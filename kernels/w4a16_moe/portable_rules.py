@@ -141,24 +141,26 @@ RULES: tuple[Rule, ...] = (
 def default_schedule(
     problem: MoeProblem, routed_m: int, profile: Profile, device: Device | None, model: BlockMModel | None = None
 ) -> Schedule:
-    """The schedule for a shape that no table knows: block_m by tokens per expert, the widest tile that divides N.
+    """The schedule for a shape that no table knows: block_m by tokens per expert, a wide tile that divides N.
 
-    8 rows run mma.sync, which is happiest with few warps and long steps; from 16 rows on two warpgroups run wgmma (or
-    tcgen05), 16 rows with a tile wide enough that ptxas keeps the instructions of a step in flight together.
+    H200 measurements at Kimi K2's shapes chose the tiles of 8, 16 and 64 rows; 32 rows follow 64. At 128 rows two CTAs
+    of one warpgroup share an SM, so that one multiplies while the other dequantises. Without wgmma such a tile needs
+    eight warps not to spill; with tcgen05 every product of a step moves the sums, so steps stay short.
     """
     block_m = (model or BlockMModel()).choose(problem.num_experts, routed_m, BLOCK_M)
-    widest = 256 if block_m == 16 else 128
+    generation = (device.capability if device else 90) // 10
+    widest = 256 if block_m in (32, 64) and generation in (9, 10) else 128
     block_n = next((n for n in reversed(BLOCK_N) if n <= widest and problem.N % n == 0), None)
     if block_n is None:
         raise ValueError(f"N={problem.N} is not a multiple of 16, the smallest tile of the portable kernel")
-    long_steps = block_m == 8 and padded_k(problem) % 128 == 0
-    num_warps = 4 if block_m == 8 or block_n < 128 else 8
+    long_steps = (block_m == 8 or (block_m == 16 and generation == 9)) and padded_k(problem) % 128 == 0
+    four_warps = block_m <= 16 or block_n < 128 or (block_m == 128 and generation == 9)
     return Schedule(
         kernel="portable",
         block_m=block_m,
         block_n=block_n,
         block_k=128 if long_steps else 64,
-        num_warps=min(num_warps, max(1, block_n // 16)),
+        num_warps=min(4 if four_warps else 8, max(1, block_n // 16)),
         num_stages=4,
         swap_ab=True,
     )
