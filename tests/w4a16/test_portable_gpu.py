@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 import torch
 from w4a16_moe import MoeProblem, Schedule, align_to_blocks, get_profile, indexed_gemm, moe_layer, pack
+from w4a16_moe.gemm import describe_device
 from w4a16_moe.moe import moe_layer_reference
 from w4a16_moe.portable_rules import default_schedule
 from w4a16_moe.reference import TOLERANCE, gemm_reference, relative_error
@@ -22,22 +23,38 @@ SHAPES = {
     "tp8/down": MoeProblem(num_experts=384, N=7168, K=256),
 }
 SWAPPED = Schedule(kernel="portable", block_m=16, block_n=128, block_k=64, num_warps=4, num_stages=4, swap_ab=True)
+WIDE = replace(SWAPPED, block_m=64)
 SCHEDULES = [
     replace(SWAPPED, block_m=8, block_k=128),
     SWAPPED,
+    replace(SWAPPED, block_k=128),
     replace(SWAPPED, block_n=256, num_warps=8),
-    replace(SWAPPED, block_m=16, token_slicing="semi_static"),
+    replace(SWAPPED, block_k=128, num_stages=3, token_slicing="semi_static"),
     replace(SWAPPED, block_m=32, token_slicing="semi_static"),
     replace(SWAPPED, block_m=32, token_slicing="dynamic"),
-    replace(SWAPPED, block_m=64, num_warps=8),
-    replace(SWAPPED, block_m=128, num_warps=8),
-    replace(SWAPPED, block_m=128, block_n=256, num_warps=8),
-    replace(SWAPPED, block_m=256, num_warps=8),
     replace(SWAPPED, persistent=True, ctas_per_sm=3, group_m=4),
     replace(SWAPPED, split_k=4),
     replace(SWAPPED, dequant="exponent"),
     replace(SWAPPED, swap_ab=False, block_m=64, num_warps=8, num_stages=3),
+    replace(WIDE, num_warps=8),
+    replace(WIDE, block_m=256, num_warps=8),
 ]
+# Their weights were once written again while the tensor cores read them: 2.8e-3 instead of 1.65e-3, now and then NaN.
+ONCE_RACY = [
+    WIDE,
+    replace(WIDE, num_stages=3),
+    replace(WIDE, block_k=128),
+    replace(WIDE, block_n=256, num_warps=8),
+    replace(WIDE, block_m=128),
+    replace(WIDE, block_m=128, num_warps=8, num_stages=3),
+    replace(WIDE, block_m=128, block_n=256, num_warps=8, num_stages=3),
+]
+OTHERS = ("ep8/gate_up", "tp8/gate_up", "tp8/down")
+CASES = [("ep8/down", schedule) for schedule in SCHEDULES + ONCE_RACY]
+CASES += [(OTHERS[index % 3], schedule) for index, schedule in enumerate(SCHEDULES)]
+CASES += [("ep8/gate_up", schedule) for schedule in ONCE_RACY]
+LIMIT = 2e-3  # one rounding of the output to bf16 is 1.65e-3; `TOLERANCE` would let a rare race pass
+LAUNCHES = 20
 
 
 @cache
@@ -61,45 +78,60 @@ def activations(num_rows: int, K: int) -> torch.Tensor:
     return torch.randn((num_rows, K), device="cuda", generator=torch.Generator(device="cuda").manual_seed(1)).bfloat16()
 
 
-def run(shape: str, topk_ids: torch.Tensor, schedule: Schedule):
-    packed = weights(shape)
+@cache
+def inputs(shape: str, num_tokens: int):
+    """Routes, activations and the reference of one batch: the same for every schedule."""
+    packed, topk_ids = weights(shape), routes(shape, num_tokens)
     ids = topk_ids if shape.endswith("gate_up") else topk_ids.reshape(-1, 1)
     x = activations(ids.shape[0], packed.problem.K)
-    out = torch.full((ids.numel(), packed.problem.N), float("nan"), dtype=torch.bfloat16, device="cuda")
+    return ids, x, gemm_reference(x, packed, ids, top_k=ids.shape[1])
+
+
+def run(shape: str, ids: torch.Tensor, x: torch.Tensor, schedule: Schedule) -> torch.Tensor:
+    """The output of LAUNCHES launches, each into NaN with NaN in its scratch; all of them must give the same bits."""
+    packed = weights(shape)
     routing = align_to_blocks(ids, packed.problem.num_experts, schedule.block_m)
-    indexed_gemm(x, packed, routing, top_k=ids.shape[1], schedule=schedule, out=out)
-    return out, gemm_reference(x, packed, ids, top_k=ids.shape[1])
+    first = None
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills what torch.empty gives with NaN
+    try:
+        for _ in range(LAUNCHES):
+            out = torch.empty((ids.numel(), packed.problem.N), dtype=torch.bfloat16, device="cuda")
+            indexed_gemm(x, packed, routing, top_k=ids.shape[1], schedule=schedule, out=out)
+            first = out if first is None else first
+            assert torch.equal(out.view(torch.int16), first.view(torch.int16)), "launches differ"
+    finally:
+        torch.use_deterministic_algorithms(False)
+    return out
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=Schedule.label)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape, schedule", CASES, ids=lambda v: v if isinstance(v, str) else v.label())
 def test_schedules_at_real_shapes(shape, schedule):
     if shape == "tp8/down" and schedule.split_k > 1:
         schedule = replace(schedule, split_k=2)
-    out, reference = run(shape, routes(shape, 40), schedule)
-    assert relative_error(out, reference) <= TOLERANCE
+    ids, x, reference = inputs(shape, 40 if schedule.block_m <= 32 else 256)
+    assert relative_error(run(shape, ids, x, schedule), reference) <= LIMIT
 
 
 @pytest.mark.parametrize("num_tokens", [1, 20, 50, 128, 512, 2048])
 @pytest.mark.parametrize("shape", ["ep8/gate_up", "ep8/down"])
 def test_default_schedules_from_decode_to_prefill(shape, num_tokens):
-    problem = SHAPES[shape]
-    schedule = default_schedule(problem, num_tokens * 8, get_profile("portable"), None)
-    out, reference = run(shape, routes(shape, num_tokens), schedule)
-    assert relative_error(out, reference) <= TOLERANCE
+    schedule = default_schedule(
+        SHAPES[shape], num_tokens * 8, get_profile("portable"), describe_device(torch.device("cuda"))
+    )
+    ids, x, reference = inputs(shape, num_tokens)
+    assert relative_error(run(shape, ids, x, schedule), reference) <= LIMIT
 
 
 def test_all_rows_on_one_expert():
-    ids = torch.full((300, 1), 5, device="cuda")
-    out, reference = run("ep8/down", ids, replace(SWAPPED, block_m=64, num_warps=8))
-    assert relative_error(out, reference) <= TOLERANCE
+    ids, x = torch.full((300, 1), 5, device="cuda"), activations(300, 2048)
+    out = run("ep8/down", ids, x, replace(WIDE, num_warps=8))
+    assert relative_error(out, gemm_reference(x, weights("ep8/down"), ids, top_k=1)) <= LIMIT
 
 
 def test_both_dequantisations_give_the_same_bits():
     """Each rounds (code - 8) * scale once to bf16, so no bit of the result may differ."""
-    first, second = (
-        run("ep8/down", routes("ep8/down", 30), replace(SWAPPED, dequant=d))[0] for d in ("subnormal", "exponent")
-    )
+    ids, x, _ = inputs("ep8/down", 40)
+    first, second = (run("ep8/down", ids, x, replace(SWAPPED, dequant=d)) for d in ("subnormal", "exponent"))
     assert torch.equal(first.view(torch.int16), second.view(torch.int16))
 
 
