@@ -41,11 +41,11 @@ lint: setup ## ruff, types, layers, stripped notebooks
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports
-	@git ls-files -z '*.ipynb' | xargs -0 -r .venv/bin/nbstripout --verify
+	@git ls-files -z '*.ipynb' | xargs -0 -r .venv/bin/nbstripout --keep-id --verify
 
 format: setup ## rewrite sources and notebooks the way lint wants them
 	@.venv/bin/ruff check --fix . ; .venv/bin/ruff format .
-	@git ls-files -z '*.ipynb' | xargs -0 -r .venv/bin/nbstripout
+	@git ls-files -z '*.ipynb' | xargs -0 -r .venv/bin/nbstripout --keep-id
 
 notebooks: setup ## execute every notebook without a browser
 	@$(VENV_PYTHON) -m pytest -n $(JOBS) tests/notebooks
