@@ -250,7 +250,7 @@ def _whiskers(facts: ScheduleFacts) -> dict[str, Any]:
 def _point_title(ours: ScheduleFacts, rival: ScheduleFacts) -> str:
     if ours.time_us is None:
         return "No time is known for the schedule at hand"
-    kind = "predicted" if ours.source == "predicted" else "recorded"
+    kind = "predicted" if ours.source.startswith("predicted") else "recorded"
     text = f"{ours.time_us:.1f} us {kind}"
     if rival.time_us:
         text += f", {rival.time_us / ours.time_us:.2f} times as fast as the one compared with"

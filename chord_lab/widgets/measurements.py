@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,9 +17,11 @@ from w4a16_moe.schedule import Schedule
 from chord_lab import analysis
 from chord_lab.analysis.timeline import Card
 from chord_lab.errors import UserError
+from chord_lab.measurement.predict import LEAST_RECORDS, CostModel, fit, samples_of
 from chord_lab.records import Record, read_tables, to_frame, to_table
 from chord_lab.records.places import data_directory
 from chord_lab.scenarios import get_scenario
+from chord_lab.sweeps.points import scenario_points
 from chord_lab.sweeps.winners import Winner, winners
 from chord_lab.widgets.selection import Selection
 
@@ -155,10 +158,36 @@ class Measurements:
         return next(iter(self.schedules_at(chosen)), None) or self.default_at(chosen)
 
     def predict(self, chosen: Selection, schedule: Schedule) -> float | None:
-        """Microseconds that the tile simulation expects of a schedule that was not timed; None where it cannot run."""
+        """Microseconds that the cost model expects of a schedule that was not timed; None where nothing is launched.
+
+        With too few records to fit, the tile simulation answers.
+        """
         if not chosen.routed_m:
             return None
-        return analysis.timeline_info(chosen.problem, schedule, chosen.tok_e(), self.card).simulated_us
+        if self.model is None:
+            return analysis.timeline_info(chosen.problem, schedule, chosen.tok_e(), self.card).simulated_us
+        [point] = scenario_points(
+            chosen.layer,
+            tokens=[chosen.num_tokens],
+            draws=[chosen.draw],
+            seed=chosen.seed,
+            projections=(chosen.projection,),
+        )
+        return float(self.model.predict_us(point, [schedule])[0])
+
+    @property
+    def model(self) -> CostModel | None:
+        """The cost model fitted to these records; takes a few seconds the first time."""
+
+        def fitted() -> CostModel | None:
+            samples = samples_of(self.table, self.device)
+            return fit(samples, self.device) if len(samples) >= LEAST_RECORDS else None
+
+        return self.once("model", fitted)
+
+    def fit_ahead(self) -> None:
+        """Fit the model in the background, so that the first prediction need not wait for it."""
+        threading.Thread(target=lambda: self.model, name="fit cost model", daemon=True).start()
 
     def crossover(self, scenario: str, projection: str, draw: str) -> analysis.CrossoverInfo:
         """Time of each block_m at each token count."""

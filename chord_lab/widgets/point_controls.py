@@ -8,7 +8,7 @@ from typing import Any
 import ipywidgets
 
 from chord_lab.routing import parse_draw
-from chord_lab.scenarios import PROJECTIONS, Scenario
+from chord_lab.scenarios import PROJECTIONS, Scenario, scenario_names
 from chord_lab.widgets import controls
 from chord_lab.widgets.selection import Selection
 
@@ -22,7 +22,7 @@ class PointControls(ipywidgets.VBox):
         self.selection = selection
         self._busy = False
         self.scenario = controls.choice(
-            "Scenario", sorted({*scenarios, selection.scenario}), selection.scenario, "model / shard / phase"
+            "Scenario", scenario_options(scenarios, selection.scenario), selection.scenario, "model / shard / phase"
         )
         self.projection = controls.choice("Projection", PROJECTIONS, selection.projection, "which GEMM of the layer")
         self.tokens = controls.steps(
@@ -85,8 +85,8 @@ class PointControls(ipywidgets.VBox):
             self._busy = False
 
     def _copy(self, chosen: Selection) -> None:
-        if chosen.scenario not in self.scenario.options:
-            self.scenario.options = sorted({*self.scenario.options, chosen.scenario})
+        if chosen.scenario not in [name for _label, name in self.scenario.options]:
+            self.scenario.options = [*self.scenario.options, (chosen.scenario, chosen.scenario)]
         self.scenario.value = chosen.scenario
         self.projection.value = chosen.projection
         options = token_options(chosen.layer, chosen.num_tokens)
@@ -110,6 +110,12 @@ class PointControls(ipywidgets.VBox):
     def _show_draw_controls(self) -> None:
         self.skew.layout.display = "" if self.kind.value == "zipf" else "none"
         self.file.layout.display = "" if self.kind.value == "file" else "none"
+
+
+def scenario_options(recorded: Sequence[str], chosen: str) -> list[tuple[str, str]]:
+    """(label, name): recorded scenarios first, then those for which times are predicted."""
+    others = [name for name in (*scenario_names(), chosen) if name not in recorded]
+    return [(name, name) for name in recorded] + [(f"{name} (predicted)", name) for name in dict.fromkeys(others)]
 
 
 def token_options(scenario: Scenario, include: int | None = None) -> list[tuple[str, int]]:

@@ -39,7 +39,7 @@ class ScheduleExplorer(Panel):
         self.table = controls.text()
         self.compiled: dict[Any, Any] = {}  # (schedule, problem) -> compile facts, or the reason why there are none
         self.ranking: LiveFigure | None = None
-        self._pending = False
+        known.fit_ahead()
         self.knobs.observe(self._turned, "schedule")
         self.fastest.on_click(lambda _button: self._choose(next(iter(known.schedules_at(chosen)), None)))
         self.default.on_click(lambda _button: self._choose(known.default_at(chosen)))
@@ -103,7 +103,7 @@ class ScheduleExplorer(Panel):
             known.card,
             row=row,
             predicted_us=predicted,
-            source=known.source(known.at(chosen)) if row is not None else "predicted",
+            source=known.source(known.at(chosen)) if row is not None else "predicted by the cost model",
         )
 
     def why_illegal(self, schedule: Schedule) -> str:
