@@ -1,6 +1,9 @@
 """Our kernels, as their tables choose, against Humming with its own tile and its best forced one, in one process.
 
     python -m benchmarks.compare [--out out/bench] [--budget-seconds 450]
+    python -m benchmarks.compare --from data/nvidia_h200/records-2026-11-29.parquet --out data/nvidia_h200
+
+The second form measures nothing: a recording holds ours and the peer's of one run already; it takes our fastest.
 
 Every published point of every scenario that the peer can run, uniform and skewed (zipf:1.0) routing, three or more
 interleaved rounds with the order rotated, L2 cleared, ceilings measured in the same run. Writes
@@ -76,6 +79,18 @@ def with_best_tiles(records: list[Record]) -> list[Record]:
     return kept + [replace(record, implementation="humming_best_tile") for record in tiles.values()]
 
 
+def our_fastest(records: list[Record]) -> list[Record]:
+    """Of our candidates at a point only the fastest of the Hopper kernels, and of the portable one as ``portable``."""
+    others = [record for record in records if record.implementation != "w4a16_moe"]
+    best: dict[Any, Record] = {}
+    for record in records:
+        if record.implementation == "w4a16_moe" and record.status == "ok":
+            place = (record.scenario, record.projection, record.profile, record.routing)
+            if place not in best or median_us(record) < median_us(best[place]):
+                best[place] = record
+    return others + list(best.values())
+
+
 def bench_table(records: list[Record]) -> pa.Table:
     """One row per measurement; times in microseconds, bytes and FLOPs of real rows and active experts."""
     rows = []
@@ -119,11 +134,13 @@ def bench_table(records: list[Record]) -> pa.Table:
 
 def summary(table: pa.Table) -> str:
     """Per point: our time and the peer's over ours, its own tile and its best."""
-    frame = table.select(["scenario", "projection", "routed_m", "routing", "implementation", "time_us", "tflops"])
+    frame = table.select(
+        ["scenario", "profile", "projection", "routed_m", "routing", "implementation", "time_us", "tflops"]
+    )
     frame = frame.to_pandas()
     frame = frame[frame.routed_m.notna()]
     times = frame.pivot_table(
-        index=["scenario", "routing", "routed_m", "projection"], columns="implementation", values="time_us"
+        index=["scenario", "profile", "routed_m", "projection"], columns="implementation", values="time_us"
     )
     for peer in ("humming", "humming_best_tile"):
         if peer in times:
@@ -139,7 +156,23 @@ def main() -> None:
     parser.add_argument("--rep-ms", type=float, default=15.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--from", dest="recording", type=pathlib.Path, help="a recording, instead of measuring")
     arguments = parser.parse_args()
+    began = time.monotonic()
+    recording = arguments.recording
+    records = our_fastest(read_records([recording]).records) if recording else measure(arguments)
+    table = bench_table(records)
+    day = max(record.date for record in records)[:10]
+    path = arguments.out / f"bench-{day}.parquet"
+    pq.write_table(table, path.with_suffix(".tmp"), compression="zstd")
+    path.with_suffix(".tmp").replace(path)
+    print(summary(table))
+    where = records[0].environment.device_name
+    print(f"{path}  {table.num_rows} rows in {time.monotonic() - began:.0f} s, measured on {where}")
+
+
+def measure(arguments: argparse.Namespace) -> list[Record]:
+    """Run the comparison on this machine's GPU."""
     gpus = visible_gpus()
     require_gpu(gpus)
     request = Request(
@@ -148,20 +181,12 @@ def main() -> None:
     settings = live_settings(request, arguments.out, gpus[0])
     device = live_device(settings, gpus[0])
     plan = bench_plan(bench_points(), device.slug)
-    began = time.monotonic()
     budget = Budget(arguments.budget_seconds)
     run(plan, LiveMeasure(settings), arguments.out, resume=arguments.resume, budget=budget, about=request.about())
     found = read_records(sorted(arguments.out.glob("journal-*.jsonl")))
     for notice in found.notices:
         print(notice, file=sys.stderr)
-    table = bench_table(found.records)
-    day = max(record.date for record in found.records)[:10]
-    path = arguments.out / f"bench-{day}.parquet"
-    pq.write_table(table, path.with_suffix(".tmp"), compression="zstd")
-    path.with_suffix(".tmp").replace(path)
-    print(summary(table))
-    where = found.records[0].environment.device_name
-    print(f"{path}  {table.num_rows} rows in {time.monotonic() - began:.0f} s on {where}")
+    return found.records
 
 
 if __name__ == "__main__":
