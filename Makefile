@@ -7,6 +7,7 @@ SHELL := /bin/bash
 SCENARIO ?= kimi-k2/ep8/decode
 SOURCE ?= auto
 JOBS ?= 2
+GPU_JOBS ?= 4
 # The first Python that is new enough and can make an environment; a version manager's stand-in may exist and not run.
 FIND_PYTHON = for p in python3 python3.13 python3.12 python3.11; do \
   $$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done
@@ -18,7 +19,7 @@ GPU_SETUP := $(if $(PYTHON),,setup)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lab lint format notebooks browser test-gpu record bench lock gallery readme clean
+.PHONY: help setup run test lab lint format notebooks browser test-gpu record bench nsight lock gallery readme clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -54,13 +55,16 @@ browser: setup ## drive JupyterLab in Chromium; screenshots in out/browser
 	@$(VENV_PYTHON) -m pytest tests/browser
 
 test-gpu: $(GPU_SETUP) ## tests that need a CUDA GPU
-	@PYTHONPATH=.:kernels $(GPU_PYTHON) -m pytest -m gpu tests
+	@PYTHONPATH=.:kernels $(GPU_PYTHON) -m pytest -m gpu tests $(if $(shell $(GPU_PYTHON) -c "import xdist" 2>&1),,-n $(GPU_JOBS))
 
 record: $(GPU_SETUP) ## measure again what data/ ships, on this machine's GPU
 	@PYTHONPATH=.:kernels $(GPU_PYTHON) -m chord_lab record --out out/record
 
 bench: $(GPU_SETUP) ## our kernels against the peers that are installed, on this machine's GPU
 	@PYTHONPATH=.:kernels $(GPU_PYTHON) -m benchmarks.compare
+
+nsight: $(GPU_SETUP) ## capture again what data/nsight ships, on this machine's GPU (needs ncu)
+	@PYTHONPATH=.:kernels $(GPU_PYTHON) -m benchmarks.record_nsight
 
 gallery: setup ## draw docs/gallery from the shipped records
 	@$(VENV_PYTHON) -m scripts.gallery
