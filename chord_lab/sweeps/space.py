@@ -124,6 +124,18 @@ _MMA_SYNC: tuple[Grid, ...] = (
         "swap_ab": (True,),
         "token_slicing": ("branched",),
     },
+    {  # few tiles in all: a share of K for every CTA
+        "block_m": (8,),
+        "block_n": (64, 128),
+        "block_k": (64,),
+        "num_warps": (4,),
+        "num_stages": (4,),
+        "ctas_per_sm": (2, 4),
+        "swap_ab": (True,),
+        "persistent": (True,),
+        "stream_k": (True,),
+        "token_slicing": ("branched",),
+    },
     {  # few columns: TP8 gate_up, N 512
         "block_m": (8, 16),
         "block_n": (64, 128),
