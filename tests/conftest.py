@@ -24,16 +24,13 @@ def _why_no_gpu() -> str:
     return "" if torch.cuda.is_available() else "no CUDA GPU on this machine"
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip GPU tests with the reason; keep browser tests in one worker, for they share one JupyterLab."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip GPU tests with the reason."""
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     reason = _why_no_gpu() if gpu_items else ""
     for item in gpu_items:
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
-    for item in items if config.pluginmanager.hasplugin("xdist") else []:
-        if item.get_closest_marker("browser"):
-            item.add_marker(pytest.mark.xdist_group("browser"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

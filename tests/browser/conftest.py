@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pathlib
 import re
@@ -28,11 +29,14 @@ CODE_CELLS = f"[...{NOTEBOOK}.content.model.cells].filter(c => c.type === 'code'
 LAB_OWN_MESSAGES = re.compile(r"favicon|ResizeObserver loop|/api/(contents|sessions|kernels).*(404|ERR_ABORTED)")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """All in one worker, for they share one JupyterLab and one browser."""
     for item in items:
         if pathlib.Path(str(item.fspath)).is_relative_to(ROOT / "tests" / "browser"):
             item.add_marker(pytest.mark.browser)
-            item.add_marker(pytest.mark.timeout(600))
+            item.add_marker(pytest.mark.timeout(300))
+            if config.pluginmanager.hasplugin("xdist"):
+                item.add_marker(pytest.mark.xdist_group("browser"))
 
 
 def _missing(reason: str) -> None:
@@ -139,6 +143,16 @@ def serve_here(tmp_path: pathlib.Path) -> Callable[..., Any]:
     return start
 
 
+def end_kernels(server: str) -> None:
+    """End the kernels that earlier notebooks left: each holds some 400 MB."""
+    with urllib.request.urlopen(f"{server}/api/kernels", timeout=30) as answer:
+        kernels = json.load(answer)
+    for kernel in kernels:
+        request = urllib.request.Request(f"{server}/api/kernels/{kernel['id']}", method="DELETE")
+        with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=30):
+            pass
+
+
 class Watch:
     """A page that remembers console errors and every request that left the machine."""
 
@@ -172,13 +186,15 @@ class Watch:
     def run_notebook(self, lab_url: str, name: str, timeout_s: float = 240) -> None:
         """Open a notebook, run all its cells, and wait until the last one is done."""
         page = self.page
+        end_kernels(lab_url.removesuffix("/lab"))
         page.goto(f"{lab_url}/tree/{name}?reset", wait_until="domcontentloaded")
         page.wait_for_function(f"() => {KERNEL}?.status === 'idle'", timeout=60_000)
         page.click('.lm-MenuBar-item:has-text("Run")')
         page.click('li.lm-Menu-item[data-command="runmenu:run-all"]')
-        # Cells outside the window are not in the page, so the model is asked.
+        # Cells outside the window are not in the page, so the model is asked. The first error ends a run.
         page.wait_for_function(
-            f"""() => {CODE_CELLS}.every(c => c.executionCount !== null) && {KERNEL}.status === 'idle'""",
+            f"""() => {CODE_CELLS}.some(c => c.outputs.toJSON().some(o => o.output_type === 'error')) ||
+                ({CODE_CELLS}.every(c => c.executionCount !== null) && {KERNEL}.status === 'idle')""",
             timeout=timeout_s * 1000,
         )
         self.assert_no_errors()
