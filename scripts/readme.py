@@ -71,7 +71,7 @@ def scenario_rows(data: Measurements, scenario: str) -> list[str]:
     """A line for each published token count; none where the scenario was not recorded."""
     try:
         chosen = chosen_labels(data, scenario)
-        info = analysis.layer_info(data.of_scenario(scenario), draw="uniform", chosen=chosen)
+        info = analysis.layer_info(data.alike(scenario)[0], draw="uniform", chosen=chosen)
     except UserError:
         return []
     published = {point.num_tokens for point in get_scenario(scenario).points if point.published}

@@ -22,6 +22,7 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 MAX_KERNEL_LINES = 150
 PURE_LAYERS = ("scenarios", "routing", "records", "sweeps", "analysis", "traces", "export")
+DRAWING_LAYER = "export"  # its figures import plotly at the top; its tables, which `tune` writes anywhere, do not
 
 
 def tracked(*patterns: str) -> list[pathlib.Path]:
@@ -85,15 +86,29 @@ def test_layers_hold():
 def test_pure_layer_loads_without_heavy_packages(layer):
     if not any((ROOT / "chord_lab").glob(f"{layer}*")):
         pytest.skip(f"chord_lab.{layer} does not exist")
+    heavy = {"torch", "triton", "ipywidgets", "anywidget"} | ({"plotly"} if layer != DRAWING_LAYER else set())
     code = (
         "import sys, pkgutil, importlib\n"
         f"top = importlib.import_module('chord_lab.{layer}')\n"
         "names = [m.name for m in pkgutil.walk_packages(getattr(top, '__path__', []), top.__name__ + '.')]\n"
         "for name in names: importlib.import_module(name)\n"
-        "print(sorted({'torch', 'triton', 'ipywidgets', 'anywidget', 'plotly'} & set(sys.modules)))"
+        f"print(sorted({heavy} & set(sys.modules)))"
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.stdout.strip() == "[]", result.stdout + result.stderr[-2000:]
+
+
+def test_tables_are_written_where_nothing_can_be_drawn():
+    """A measuring machine has no plotly: everything of `tune` but the report must load there."""
+    code = (
+        "import sys\n"
+        "sys.modules['plotly'] = None\n"
+        "import chord_lab.cli.tune, chord_lab.cli.export, chord_lab.export.tables.kernels\n"
+        "import chord_lab.export.tables.collect, chord_lab.export.tables.rows, chord_lab.export.tables.triton_moe\n"
+        "print('loaded')"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.stdout.strip() == "loaded", result.stderr[-2000:]
 
 
 def test_only_measurement_touches_a_gpu():
@@ -216,3 +231,10 @@ def test_make_help_lists_targets():
     listing = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for target in ("run", "test", "lab", "lint", "notebooks", "test-gpu", "record", "bench"):
         assert re.search(rf"^{target}\b", listing, flags=re.M), target
+
+
+def test_readme_figures_come_from_the_records():
+    # Nothing between the marks is typed by hand: after new records run `make gallery readme`.
+    command = [sys.executable, "-m", "scripts.readme", "--check"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-500:]

@@ -46,7 +46,7 @@ class Measurements:
         table, notices = read_tables(folders)
         if not len(table):
             raise UserError(f"no record under {', '.join(map(str, folders))}")
-        return cls(table, notices)
+        return cls(_as_recorded(table), notices)
 
     @classmethod
     def empty(cls) -> Measurements:
@@ -191,10 +191,26 @@ class Measurements:
 
     def crossover(self, scenario: str, projection: str, draw: str) -> analysis.CrossoverInfo:
         """Time of each block_m at each token count."""
-        return self.once(
-            ("crossover", scenario, projection, draw),
-            lambda: analysis.crossover_info(self.of_scenario(scenario), projection=projection, draw=draw),
-        )
+
+        def compute() -> analysis.CrossoverInfo:
+            frame, note = self.alike(scenario)
+            info = analysis.crossover_info(frame, projection=projection, draw=draw)
+            return info._replace(source=info.source + note)
+
+        return self.once(("crossover", scenario, projection, draw), compute)
+
+    def alike(self, scenario: str) -> tuple[pd.DataFrame, str]:
+        """The largest part of a scenario's records that may be ranked together, and what was left out, for the source.
+
+        Launches of a few microseconds are timed by graph replay, longer ones by events: two methods, never one ranking.
+        """
+        frame = self.of_scenario(scenario)
+        gemms, ceilings = frame[frame["kind"] != "ceiling"], frame[frame["kind"] == "ceiling"]
+        parts = analysis.environments(gemms)
+        if len(parts) < 2:
+            return frame, ""
+        left_out = f"; {len(gemms) - len(parts[0])} records of another method or machine left out"
+        return pd.concat([parts[0], ceilings], ignore_index=True), left_out
 
     def winners(self, scenario: str, draw: str | None = None, profile: str | None = None) -> list[Winner]:
         """The verdict at each measured point of a scenario, in its own profile unless another is named."""
@@ -220,3 +236,11 @@ class Measurements:
         if key not in self._answers:
             self._answers[key] = compute()
         return self._answers[key]
+
+
+def _as_recorded(table: pa.Table) -> pa.Table:
+    """What was live when it was written is recorded when it is read."""
+    index = table.schema.get_field_index("source")
+    source = table["source"].cast(pa.string())
+    source = pc.if_else(pc.equal(source, "live"), "recorded", source)
+    return table.set_column(index, table.schema.field(index), source.cast(table.schema.field(index).type))

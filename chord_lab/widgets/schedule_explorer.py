@@ -82,7 +82,7 @@ class ScheduleExplorer(Panel):
     def roofline(self) -> Any:
         """The best of each implementation along the scenario's token counts."""
         chosen, known = self.selection, self.measurements
-        frame = known.of_scenario(chosen.scenario)
+        frame, _note = known.alike(chosen.scenario)
         draw = chosen.draw if chosen.draw in known.draws(chosen.scenario) else None
         return known.once(
             ("roofline", chosen.scenario, chosen.projection, draw),

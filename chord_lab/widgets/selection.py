@@ -77,4 +77,6 @@ class Selection(traitlets.HasTraits):
         if self.num_tokens not in [point.num_tokens for point in points]:
             published = [point for point in points if point.published] or list(points)
             self.num_tokens = published[len(published) // 2].num_tokens
+        if self.draw in ("uniform", "balanced"):  # a draw of the person's own choice stays
+            self.draw = self.layer.draw
         self.schedule = self.rival = None

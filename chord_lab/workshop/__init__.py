@@ -10,7 +10,7 @@ from chord_lab.workshop.record_checks import (
     check_table,
     check_turn,
     measured_times,
-    shipped_schedule,
+    present_schedule,
 )
 from chord_lab.workshop.verdict import Verdict
 
@@ -31,5 +31,5 @@ __all__ = [
     "check_table",
     "check_turn",
     "measured_times",
-    "shipped_schedule",
+    "present_schedule",
 ]
