@@ -28,7 +28,8 @@ from chord_lab.cli.sweep import (
     do_sweep,
     finished,
 )
-from chord_lab.cli.winners import as_dict, print_winners
+from chord_lab.cli.verdict_tables import kinds_of, print_layers, print_winners
+from chord_lab.cli.winners import as_dict
 from chord_lab.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,23 +39,30 @@ if TYPE_CHECKING:
     from chord_lab.sweeps.winners import Winner
 
 DEFAULT_SCENARIO = "kimi-k2/ep8/decode"
+Scenario = Annotated[str | None, typer.Argument(help="kimi-k2/ep8/decode when not given.")]
+Out = Annotated[pathlib.Path | None, typer.Option(help="Directory of the run; under runs/ when not given.")]
+Points = Annotated[
+    str, typer.Option(help="all, published, or token counts; auto: all when replaying, published when measuring.")
+]
+TrafficFile = Annotated[
+    pathlib.Path | None, typer.Option(help="YAML with a mix of token counts and draws to tune the table for.")
+]
+IntoPackage = Annotated[
+    bool, typer.Option("--into-package", help="Write the table into the kernel package, where it takes effect.")
+]
 
 
 @app.command("tune")
 def tune(
-    scenario: Annotated[str | None, typer.Argument(help="kimi-k2/ep8/decode when not given.")] = None,
+    scenario: Scenario = None,
     source: Source = "auto",
-    out: Annotated[pathlib.Path | None, typer.Option(help="Directory of the run; under runs/ when not given.")] = None,
+    out: Out = None,
     resume: Resume = False,
     draw: Draw = None,
     seed: Seed = 0,
-    points: Annotated[
-        str, typer.Option(help="all, published, or token counts; auto: all when replaying, published when measuring.")
-    ] = "auto",
+    points: Points = "auto",
     profile: Profile = None,
-    traffic: Annotated[
-        pathlib.Path | None, typer.Option(help="YAML with a mix of token counts and draws to tune the table for.")
-    ] = None,
+    traffic: TrafficFile = None,
     space: Space = "focus",
     search: Search = "grid",
     peers: Peers = "own",
@@ -63,9 +71,7 @@ def tune(
     data: Data = None,
     dask: Dask = None,
     jobs: Jobs = None,
-    into_package: Annotated[
-        bool, typer.Option("--into-package", help="Write the table into the kernel package, where it takes effect.")
-    ] = False,
+    into_package: IntoPackage = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Find the schedule for every number of rows: sweep, decide, write the tuning table and a report."""
@@ -170,21 +176,24 @@ def _report(table: pa.Table, directory: pathlib.Path, cut_short: bool) -> str | 
 
 
 def _print(result: dict[str, Any], found: list[Winner], exported: dict[str, Any], live: bool) -> None:
+    from chord_lab.sweeps.layers import layers
+
     print_winners(found)
     verdicts = [w.verdict for w in found]
     wins, ties, nothing = (verdicts.count(name) for name in ("win", "tie", "none"))
-    failed = sum(w.failed for w in found)
+    failed, kinds = sum(w.failed for w in found), kinds_of(found)
     console.print()
-    how = "measured live" if live else f"recorded on {', '.join(sorted({w.device for w in found}))}"
+    devices, dates = sorted({w.device for w in found}), sorted({w.date[:10] for w in found})
+    how = f"{'measured live' if live else found[0].source} on {', '.join(devices)}, {', '.join(dates)}"
     console.print(
         f"{wins} wins, {ties} ties, {nothing} without a result at {len(found)} points; "
         f"{result['candidates']} candidates {how}, {failed} failed"
-        f"{_kinds(found)}{'; partial' if result['partial'] else ''}",
+        f"{f' ({kinds})' if kinds else ''}{'; partial' if result['partial'] else ''}",
         markup=False,
         highlight=False,
         soft_wrap=True,
     )
-    _print_layers(found)
+    print_layers(layers(found))
     for missing in exported["missing"]:
         notes.print(f"missing: {missing.projection} at {missing.routed_m} rows: {missing.reason}", highlight=False)
     for path in result["tables"]:
@@ -192,38 +201,3 @@ def _print(result: dict[str, Any], found: list[Winner], exported: dict[str, Any]
     if result["report"]:
         console.print(f"report  {result['report']}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"run     {result['out']}  ({result['seconds']} s)", markup=False, highlight=False, soft_wrap=True)
-
-
-def _kinds(found: list[Winner]) -> str:
-    totals: dict[str, int] = {}
-    for winner in found:
-        for status, count in winner.failures.items():
-            totals[status] = totals.get(status, 0) + count
-    return f" ({', '.join(f'{count} {status}' for status, count in sorted(totals.items()))})" if totals else ""
-
-
-def _print_layers(found: list[Winner]) -> None:
-    """gate_up + down; routing, activation and communication are not in it."""
-    from rich.table import Table
-
-    from chord_lab.sweeps.winners import layers
-
-    made = layers(found)
-    if not made:
-        return
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("layer: rows", "draw", "profile", "default us", "winners us", "gain", "Humming us", "its / ours"):
-        table.add_column(name, justify="left" if name in ("draw", "profile") else "right", no_wrap=True)
-    for layer in made:
-        peer = layer.humming_us
-        table.add_row(
-            str(layer.routed_m),
-            layer.draw,
-            layer.profile,
-            f"{layer.default_time_us:.1f}",
-            f"{layer.time_us:.1f}",
-            f"{1 - layer.time_us / layer.default_time_us:+.1%}",
-            f"{peer:.1f}" if peer else "-",
-            f"{peer / layer.time_us:.2f}" if peer else "-",
-        )
-    console.print(table)

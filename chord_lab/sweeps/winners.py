@@ -14,6 +14,7 @@ from chord_lab.records.attempt import Point
 from chord_lab.records.decode import decode, group
 from chord_lab.records.frames import round_medians, segment_medians
 from chord_lab.records.intervals import interval
+from chord_lab.records.peer_tile import tile_text
 from chord_lab.sweeps.flags import point_flags
 from chord_lab.sweeps.recorded import LIKENESS_COLUMNS, newest_runs
 
@@ -52,6 +53,8 @@ class Winner:
     failures: dict[str, int] = field(default_factory=dict)  # status -> count
     humming_us: float | None = None  # the peer with its own heuristics
     humming_best_us: float | None = None  # its fastest tile, forced ones included
+    humming_tile: str = ""  # what it chose, in short
+    humming_best_tile: str = ""
     baseline_us: float | None = None  # dequantise and multiply in bf16
     flags: tuple[str, ...] = ()  # drift, throttled, impossible, unpaired: why to be careful
     source: str = ""
@@ -131,7 +134,9 @@ def _contests(table: pa.Table) -> tuple[Any, dict[str, Any], _Timed, list[npt.ND
 
 
 def _columns(table: pa.Table) -> dict[str, Any]:
-    names = ("kind", "status", "implementation", "default", "run_id", "source", "device_name", "date", "max_sm_mhz")
+    names = (
+        "kind", "status", "implementation", "config", "default", "run_id", "source", "device_name", "date", "max_sm_mhz",
+    )  # fmt: skip
     columns = {name: table[name].to_pandas().to_numpy() for name in names}
     columns["default"] = columns["default"].astype(bool)
     columns["sm_mhz"] = table["sm_mhz"].combine_chunks()
@@ -206,9 +211,7 @@ def _verdict(
         **_counts(tried, decoded, columns, timed),
         **_origin(rows, columns),
         "default_schedule": _schedule(decoded, default),
-        "humming_us": _peer(rows, columns, timed, ("humming",)),
-        "humming_best_us": _peer(rows, columns, timed, ("humming", "humming_tile", "humming_best_tile")),
-        "baseline_us": _peer(rows, columns, timed, ("torch_dequant_bf16",)),
+        **_peers(rows, columns, timed),
     }
     if not len(fine):
         return Winner(**common, **_NOTHING)
@@ -217,14 +220,17 @@ def _verdict(
     if columns["default"][best]:
         default = best
     decided = _decide(best, default, timed, margin)
-    chosen = best if decided["verdict"] == "win" or default is None else default
+    wins = decided["verdict"] == "win" or default is None
+    chosen = best if wins or default is None else default
+    # on a tie the default stays: one time stands for it, or the tie would look like a gain or a loss
+    time_us = float(timed.time[best]) if wins else decided["default_time_us"]
     close = [_schedule(decoded, int(r)) for r in fine[score <= score.min() * (1 + MARGIN)]]
     return Winner(
         **common,
         **decided,
         schedule=_schedule(decoded, chosen),
         best=_schedule(decoded, best),
-        time_us=float(timed.time[chosen]),
+        time_us=time_us,
         flags=flags,
         within=tuple(dict.fromkeys(s for s in close if s is not None)),
     )
@@ -319,10 +325,36 @@ def _schedule(decoded: Any, row: int | None) -> Schedule | None:
     return None if row is None else decoded.candidates[decoded.candidate_of_row[row]].schedule
 
 
-def _peer(rows: npt.NDArray[np.int64], columns: dict[str, Any], timed: _Timed, names: tuple[str, ...]) -> float | None:
-    times = timed.time[rows[np.isin(columns["implementation"][rows].astype(str), names)]]
-    times = times[~np.isnan(times)]
-    return float(times.min()) if len(times) else None
+def _peers(rows: npt.NDArray[np.int64], columns: dict[str, Any], timed: _Timed) -> dict[str, Any]:
+    """Times of the others at the point, and the tiles that Humming ran."""
+    own, best = (_fastest_of(rows, columns, timed, names) for names in (_OWN_TILE, _ANY_TILE))
+    baseline = _fastest_of(rows, columns, timed, ("torch_dequant_bf16",))
+
+    def time(row: int | None) -> float | None:
+        return None if row is None else float(timed.time[row])
+
+    def tile(row: int | None) -> str:
+        return "" if row is None or not columns["config"][row] else tile_text(str(columns["config"][row]))
+
+    return {
+        "humming_us": time(own),
+        "humming_tile": tile(own),
+        "humming_best_us": time(best),
+        "humming_best_tile": tile(best),
+        "baseline_us": time(baseline),
+    }
+
+
+_OWN_TILE = ("humming",)
+_ANY_TILE = ("humming", "humming_tile", "humming_best_tile")
+
+
+def _fastest_of(
+    rows: npt.NDArray[np.int64], columns: dict[str, Any], timed: _Timed, names: tuple[str, ...]
+) -> int | None:
+    theirs = rows[np.isin(columns["implementation"][rows].astype(str), names)]
+    theirs = theirs[~np.isnan(timed.time[theirs])]
+    return int(theirs[np.argmin(timed.time[theirs])]) if len(theirs) else None
 
 
 def _ceilings(columns: dict[str, Any], timed: _Timed, none: npt.NDArray[np.bool_]) -> dict[str, dict[str, float]]:
@@ -334,42 +366,3 @@ def _ceilings(columns: dict[str, Any], timed: _Timed, none: npt.NDArray[np.bool_
         work, unit = (columns["work_bytes"], 1e3) if name == "copy" else (columns["work_flops"], 1e6)
         run[name] = max(run.get(name, 0.0), float(work[row]) / timed.time[row] / unit)
     return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layer:
-    """Both GEMMs of an MoE layer at one point; routing, activation and communication are not in it."""
-
-    scenario: str
-    profile: str
-    routed_m: int
-    draw: str
-    default_time_us: float
-    time_us: float
-    humming_us: float | None
-
-
-def layers(found: list[Winner]) -> list[Layer]:
-    """gate_up + down where both have a result in the same scenario, profile and routing."""
-    pairs: dict[tuple[str, str, int, str, str], dict[str, Winner]] = {}
-    for winner in found:
-        key = (winner.scenario, winner.profile, winner.routed_m, winner.draw, winner.device)
-        pairs.setdefault(key, {})[winner.projection] = winner
-    made = []
-    for (scenario, profile, routed_m, draw, _), by_projection in pairs.items():
-        both = [by_projection.get(name) for name in ("gate_up", "down")]
-        if any(w is None or w.time_us is None or w.default_time_us is None for w in both):
-            continue
-        humming = [w.humming_us for w in both if w is not None and w.humming_us is not None]
-        made.append(
-            Layer(
-                scenario=scenario,
-                profile=profile,
-                routed_m=routed_m,
-                draw=draw,
-                default_time_us=sum(w.default_time_us or 0.0 for w in both if w is not None),
-                time_us=sum(w.time_us or 0.0 for w in both if w is not None),
-                humming_us=sum(humming) if len(humming) == 2 else None,
-            )
-        )
-    return made

@@ -19,10 +19,11 @@ from chord_lab.records import Environment, Method, Record, read_tables, to_table
 from chord_lab.records.attempt import Candidate, record_of
 from chord_lab.records.decode import decode
 from chord_lab.records.intervals import interval, paired_ratio
+from chord_lab.sweeps.layers import layers
 from chord_lab.sweeps.points import scenario_points
 from chord_lab.sweeps.recorded import of_scenario, recorded_plan
 from chord_lab.sweeps.run import run
-from chord_lab.sweeps.winners import candidate_times, layers, winners
+from chord_lab.sweeps.winners import candidate_times, winners
 
 ENVIRONMENT = Environment(device="nvidia_h200", device_name="NVIDIA H200", num_sms=132, max_sm_mhz=1980.0)
 DEFAULT, OTHER, THIRD = schedule(block_m=16), schedule(block_m=32), schedule(block_m=64)
