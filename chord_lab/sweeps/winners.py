@@ -135,7 +135,8 @@ def _contests(table: pa.Table) -> tuple[Any, dict[str, Any], _Timed, list[npt.ND
 
 def _columns(table: pa.Table) -> dict[str, Any]:
     names = (
-        "kind", "status", "implementation", "config", "default", "run_id", "source", "device_name", "date", "max_sm_mhz",
+        "kind", "status", "implementation", "config", "default", "run_id", "source", "device_name", "date",
+        "max_sm_mhz",
     )  # fmt: skip
     columns = {name: table[name].to_pandas().to_numpy() for name in names}
     columns["default"] = columns["default"].astype(bool)
