@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from contextlib import contextmanager
 from pathlib import Path
+from string import ascii_lowercase
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from chord_lab.traces import Trace
 
 SHOWN = 20  # rows of a table on a terminal
+LABEL_WIDTH, COUNTER_WIDTH = 41, 10  # characters of the counters' table
 
 
 @app.command("trace")
@@ -126,21 +129,30 @@ def _kernel_table(found: Trace, totals: list[Any]) -> None:
 
 
 def _counter_table(found: Trace) -> None:
-    from rich.table import Table
-
+    """Counters of as many launches as fit, each under a letter that the lines below spell out."""
+    from chord_lab.cli.verdict_tables import compact_table
     from chord_lab.traces.counters import COUNTERS, counter_frame
 
-    frame = counter_frame(found).head(4)
-    table = Table(title="counters")
-    table.add_column("")
-    for name in found.kernels["name"].astype(str).head(4):
-        table.add_column(name[:40], justify="right", overflow="fold")
+    shown = min(len(found.kernels), max(1, (console.width - LABEL_WIDTH) // COUNTER_WIDTH), len(ascii_lowercase))
+    frame, kernels = counter_frame(found).head(shown), found.kernels.head(shown)
+    table = compact_table()
+    table.add_column("counter", no_wrap=True)
+    for letter in ascii_lowercase[:shown]:
+        table.add_column(letter, justify="right", no_wrap=True)
     for item in COUNTERS:
         if frame[item.name].notna().any():
-            table.add_row(item.label, *(f"{v:,.4g}" for v in frame[item.name]))
+            unit = ", % busy" if item.name.startswith("pipe_") else ""
+            table.add_row(item.label + unit, *("-" if math.isnan(v) else f"{v:,.4g}" for v in frame[item.name]))
     console.print(table)
-    if len(found.kernels) > 4:
-        console.print(f"counters of the first 4 of {len(found.kernels):,} kernels; --json has all", highlight=False)
+    columns = (kernels["name"].astype(str), kernels["time_us"], kernels["nvtx"])
+    for letter, name, time, path in zip(ascii_lowercase, *columns, strict=False):
+        parts = path.split(" > ") if isinstance(path, str) and path else []
+        about = [part for part in parts if not part.startswith("record ")][-2:]
+        text = f"  {letter}  {name[:60]}, {time:.1f} us" + (f": {', '.join(about)}" if about else "")
+        console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+    if len(found.kernels) > shown:
+        rest = f"counters of the first {shown} of {len(found.kernels):,} kernels; a wider terminal or --json has more"
+        console.print(rest, highlight=False, soft_wrap=True)
 
 
 def _compare(first: Trace, second: Trace, as_json: bool) -> None:
