@@ -7,7 +7,7 @@ The second form measures nothing: a recording holds ours and the peer's of one r
 
 Every published point of every scenario that the peer can run, uniform and skewed (zipf:1.0) routing, three or more
 interleaved rounds with the order rotated, L2 cleared, ceilings measured in the same run. Writes
-``<out>/bench-<date>.pq``: one row per measurement, raw times included.
+``<out>/bench-<date>.parquet``: one row per measurement, raw times included.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def main() -> None:
     records = our_fastest(read_records([recording]).records) if recording else measure(arguments)
     table = bench_table(records)
     day = max(record.date for record in records)[:10]
-    path = arguments.out / f"bench-{day}.pq"
+    path = arguments.out / f"bench-{day}.parquet"
     pq.write_table(table, path.with_suffix(".tmp"), compression="zstd")
     path.with_suffix(".tmp").replace(path)
     print(summary(table))

@@ -80,6 +80,9 @@ def write_parquet(table_or_records: pa.Table | Iterable[Record], path: pathlib.P
     return path
 
 
+NO_RECORDS = (".", "bench-")  # hidden files, and summaries of a comparison: no records by their name
+
+
 def record_files(paths: Sequence[pathlib.Path] | pathlib.Path) -> list[pathlib.Path]:
     """Journals and Parquet files under the given files and directories, in a stable order."""
     if isinstance(paths, (str, pathlib.Path)):
@@ -87,7 +90,7 @@ def record_files(paths: Sequence[pathlib.Path] | pathlib.Path) -> list[pathlib.P
     files: list[pathlib.Path] = []
     for path in map(pathlib.Path, paths):
         if path.is_dir():
-            files += sorted(p for p in path.rglob("*.parquet") if not p.name.startswith("."))
+            files += sorted(p for p in path.rglob("*.parquet") if not p.name.startswith(NO_RECORDS))
             files += sorted(path.rglob(JOURNAL_GLOB))
         elif path.exists():
             files.append(path)
