@@ -116,7 +116,7 @@ def _capabilities(checks: dict[str, Check], torch_sees: bool) -> list[Capability
     unseen = "" if torch_sees or not checks["GPU"].ok else f"torch sees no GPU ({checks['torch'].remark})"
     return [
         needs("replay recorded measurements", "records"),
-        Capability("predict without measuring", True),
+        needs("predict without measuring", "records"),
         needs("compile offline for other GPUs", "triton", "ptxas"),
         needs("measure live", "GPU", "torch", "triton", also=unseen),
         needs("compare with Humming live", "GPU", "humming-kernels", also=unseen),
@@ -128,7 +128,8 @@ def _capabilities(checks: dict[str, Check], torch_sees: bool) -> list[Capability
 
 
 def _why_missing(check: Check) -> str:
-    return f"no {check.name}" if check.remark in ("", "none") else f"{check.name}: {check.remark}"
+    """The reason alone: the table above has the rest of the remark."""
+    return f"no {check.name}" if check.remark in ("", "none") else f"{check.name}: {check.remark.split(';')[0]}"
 
 
 def _gpus() -> tuple[list[Gpu], Check]:
@@ -268,9 +269,9 @@ def _program(name: str, remark: str) -> Check:
 
 
 def _records() -> Check:
-    from chord_lab.records.places import recorded_devices
+    from chord_lab.records.places import described_recordings
 
     try:
-        return Check("records", True, ", ".join(recorded_devices()))
+        return Check("records", True, "; ".join(described_recordings()))
     except UserError as error:
         return Check("records", False, "", str(error))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chord_lab.cli import app, console, notes, print_json
+from chord_lab.cli.table_rows import print_rows
 from chord_lab.errors import UserError
 
 if TYPE_CHECKING:
@@ -201,29 +202,21 @@ def _change(file: dict[str, Any]) -> str:
 
 
 def _print_rows(file: dict[str, Any]) -> None:
-    if not file["rows"]:
-        return
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False)
+    if not file["rows"]:
+        return
     if "profile" in file:
-        table.title = f"{file['device']} / {file['profile']}"
-        for column in ("", "rows", "schedule", "verdict"):
-            table.add_column(column, no_wrap=True)
-        for row in file["rows"]:
-            table.add_row(row["projection"], _covers(row), row["schedule"], row["verdict"])
-    else:
-        for column in ("tokens", "schedule", "gate_up + down, us", "untuned, us"):
-            table.add_column(column, justify="right" if column != "schedule" else "left")
-        for row in file["rows"]:
-            time = "not measured" if row["layer_us"] is None else f"{row['layer_us']:.1f}"
-            untuned = "-" if row["default_us"] is None else f"{row['default_us']:.1f}"
-            table.add_row(str(row["tokens"]), row["schedule"], time, untuned)
-    console.print(table)
+        console.print(f"{file['device']} / {file['profile']}", style="bold", highlight=False)
+        for projection in dict.fromkeys(row["projection"] for row in file["rows"]):
+            mine = [row for row in file["rows"] if row["projection"] == projection]
+            print_rows(f"{projection}: routed rows", mine)
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("tokens", "schedule", "gate_up + down, us", "untuned, us"):
+        table.add_column(column, justify="right" if column != "schedule" else "left")
     for row in file["rows"]:
-        if row.get("note") and row["verdict"] != "tie":
-            console.print(f"  {row['projection']} {_covers(row)}: {row['note']}", style="dim", highlight=False)
-
-
-def _covers(row: dict[str, Any]) -> str:
-    return f"({row['min_m']}, {'...' if row['max_m'] is None else str(row['max_m']) + ']'}"
+        time = "not measured" if row["layer_us"] is None else f"{row['layer_us']:.1f}"
+        untuned = "-" if row["default_us"] is None else f"{row['default_us']:.1f}"
+        table.add_row(str(row["tokens"]), row["schedule"], time, untuned)
+    console.print(table)

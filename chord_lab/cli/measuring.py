@@ -316,12 +316,13 @@ def print_plan(plan: Plan, source: str, device: str) -> None:
 
     cores = usable_cores()
     console.print(
-        f"{summary['candidates']} candidates at {summary['points']} points, judged for {device}; "
-        f"{summary['kernels_to_compile']} kernels to compile; {summary['num_refused']} refused",
+        f"{summary['candidates']} candidates at {summary['points']} points, judged for {device}\n"
+        f"{summary['kernels_to_compile']} kernels to compile; {summary['num_refused']} candidates refused by rule",
         highlight=False,
     )
     for rule, refused in summary["refused"].items():
-        console.print(f"  {refused['count']:>6} {rule}: {refused['example']}", markup=False, highlight=False)
+        text = f"  {refused['count']:>6} {rule}; for example {refused['example']}"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
     if source == "live":
         seconds = plan.expected_seconds(cores)
         console.print(f"expected time live: about {seconds:.0f} s with {cores} cores", highlight=False)

@@ -66,28 +66,32 @@ def scenario_dict(scenario: Scenario) -> dict[str, Any]:
 
 
 def _list(as_json: bool) -> None:
-    from rich.table import Table
-
+    from chord_lab.cli.verdict_tables import compact_table
+    from chord_lab.records.places import shipped_scenarios
     from chord_lab.scenarios import get_scenario, scenario_names
 
-    found = [get_scenario(name) for name in scenario_names()]
+    found, recorded = [get_scenario(name) for name in scenario_names()], shipped_scenarios()
     if as_json:
-        print_json([scenario_dict(s) for s in found])
+        print_json([scenario_dict(s) | {"recorded": s.name in recorded} for s in found])
         return
-    table = Table(
-        title="scenarios: model / shard / phase; problems as N x K of E local experts", pad_edge=False, box=None
-    )
+    console.print("model / shard / phase; both GEMMs as N x K of E local experts", highlight=False)
+    table = compact_table()
     for column, justify in (
-        ("name", "left"), ("E", "right"), ("gate_up", "right"), ("down", "right"),
-        ("points", "right"), ("profile", "left"),
+        ("", "left"), ("name", "left"), ("E", "right"), ("gate_up", "right"), ("down", "right"), ("profile", "left"),
     ):  # fmt: skip
-        table.add_column(column, justify=justify, no_wrap=column == "name")  # type: ignore[arg-type]
+        table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for s in found:
         gate_up, down = s.problem("gate_up"), s.problem("down")
-        shapes = (f"{gate_up.N} x {gate_up.K}", f"{down.N} x {down.K}")
-        table.add_row(s.name, str(down.num_experts), *shapes, str(len(s.points)), s.profile)
+        shapes = (f"{gate_up.N}x{gate_up.K}", f"{down.N}x{down.K}")
+        mark = "*" if s.name in recorded else ""
+        table.add_row(mark, s.name, str(down.num_experts), *shapes, s.profile, style="bold" if mark else "")
     console.print(table)
-    console.print("Any other shard of these models works too, as in kimi-k2/ep4tp2/prefill; so does a config.json.")
+    if recorded:
+        console.print("* recorded: `chord-lab tune NAME` replays real measurements without a GPU", highlight=False)
+    console.print(
+        "Any other shard of these models works too, as in kimi-k2/ep4tp2/prefill; so does a config.json.",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
 
 
 def _show_model(name: str, as_json: bool) -> None:
@@ -179,8 +183,9 @@ def _show_scenario(scenario: Scenario, as_json: bool, config: ModelConfig | None
             highlight=False,
         )
     console.print(
-        f"  profile {scenario.profile}, interface {scenario.interface}, draw {scenario.draw}; tokens: "
-        f"{scenario.token_unit}" + (f"; capacity {scenario.capacity} rows per expert" if scenario.capacity else ""),
+        f"  profile {scenario.profile}, interface {scenario.interface}, draw {scenario.draw}\n"
+        f"  tokens: {scenario.token_unit}"
+        + (f"; capacity {scenario.capacity} rows per expert" if scenario.capacity else ""),
         highlight=False,
     )
     table = Table()

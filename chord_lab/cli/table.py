@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chord_lab.cli import app, console, print_json
+from chord_lab.cli.table_rows import basis, covers, facts, print_rows
 from chord_lab.errors import UserError
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def check(
         f"ok: {result.tables} tables, {result.rows} rows of {result.device} / {result.profile}: no gap, no overlap, "
         f"and the resolver gives the same row for every m from {result.checked_m[0]} to {result.checked_m[1]}",
         highlight=False,
+        soft_wrap=True,
     )
     for row in result.unsupported:
         console.print(f"no measured point supports {row}", style="yellow", highlight=False)
@@ -95,22 +97,24 @@ def lookup(
             console.print(
                 f"[bold]{entry['projection']}[/bold] E={p['num_experts']} N={p['N']} K={p['K']}", highlight=False
             )
-        console.print(f"  schedule  {entry['label']}", highlight=False)
-        console.print(f"  rule      {entry['rule']}", highlight=False)
-        console.print(f"  row       {_row_text(entry['row'])}", highlight=False)
-        if entry["warning"]:
-            console.print(f"  warning   {entry['warning']}", style="yellow", highlight=False)
+        lines = {
+            "schedule": entry["label"],
+            "rule": entry["rule"],
+            "row": _row_text(entry["row"]),
+            "warning": entry["warning"],
+        }
+        for name, text in lines.items():
+            if text:
+                style = "yellow" if name == "warning" else ""
+                console.print(f"  {name:<9} {text}", style=style, highlight=False, markup=False, soft_wrap=True)
 
 
 def _row_text(row: Any) -> str:
     if row is None:
         return "none"
     if isinstance(row, dict) and "min_m" in row:
-        top = "open" if row["max_m"] is None else f"{row['max_m']}]"
-        measured = ", ".join(map(str, row.get("measured_m") or [])) or "nothing"
-        return (
-            f"({row['min_m']}, {top}; measured at {measured}; {row.get('verdict', '')} {row.get('note', '')}".rstrip()
-        )
+        about = basis(row.get("measured_m") or [], row.get("note", ""))
+        return f"{covers(row['min_m'], row['max_m'])}; {row.get('verdict', '')}; {about}"
     return str(row)
 
 
@@ -206,27 +210,19 @@ def _lookup_folder(folder: Path, m: int, shape: str, device_name: str) -> list[d
 
 
 def _show_ours(path: Path, as_json: bool) -> None:
-    from rich.table import Table
-
     from chord_lab.export.tables.kernels import load_table
 
     file = load_table(path)
     if as_json:
         print_json({"kind": "kernels", **file.to_dict()})
         return
-    console.print(f"{file.device} / {file.profile.name}: {file.profile.summary}", highlight=False)
+    console.print(f"{file.device} / {file.profile.name}: {file.profile.summary}", highlight=False, soft_wrap=True)
     for name, value in file.provenance.items():
-        console.print(f"  {name}: {value}", style="dim", highlight=False, markup=False)
+        console.print(f"  {name}: {facts(value)}", style="dim", highlight=False, markup=False, soft_wrap=True)
     for table in file.tables:
         p = table.problem
-        shown = Table(title=f"{projection_of(file, table)} E={p.num_experts} N={p.N} K={p.K} top_k={p.top_k}", box=None)
-        for column in ("rows", "schedule", "verdict", "measured at", "note"):
-            shown.add_column(column, no_wrap=column == "rows")
-        for row in table.rows:
-            covers = f"({row.min_m}, {'...' if row.max_m is None else f'{row.max_m}]'}"
-            measured = ", ".join(map(str, row.measured_m)) or "no point supports it"
-            shown.add_row(covers, row.schedule.label(), row.verdict, measured, row.note)
-        console.print(shown)
+        title = f"{projection_of(file, table)} E={p.num_experts} N={p.N} K={p.K} top_k={p.top_k}: routed rows"
+        print_rows(title.lstrip(), (row.to_dict() | {"schedule": row.schedule.label()} for row in table.rows))
 
 
 def _show_foreign(path: Path, as_json: bool) -> None:

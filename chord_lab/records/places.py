@@ -29,12 +29,42 @@ def data_directory(named: pathlib.Path | None = None) -> pathlib.Path:
     )
 
 
-def recorded_devices() -> list[str]:
-    """Devices that have recorded measurements, one folder each.
+def described_recordings() -> list[str]:
+    """``nvidia_h200: 1352 records of 6 scenarios, 2026-11-29``, one line a folder.
 
     Raises:
-        UserError: see `data_directory`.
+        UserError: see `data_directory`; or nothing there is a records file.
     """
-    folder = data_directory()
-    files = [folder] if folder.is_file() else folder.rglob("*.parquet")
-    return sorted({path.parent.name for path in files})
+    found = []
+    for folder, (count, scenarios, dates) in _recorded_by_folder().items():
+        span = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+        found.append(f"{folder}: {count} records of {len(scenarios)} scenarios, {span}")
+    return found
+
+
+def shipped_scenarios() -> set[str]:
+    """Scenarios that have recorded measurements; none where nothing was recorded or it cannot be read."""
+    try:
+        return {name for _, scenarios, _ in _recorded_by_folder().values() for name in scenarios}
+    except UserError:
+        return set()
+
+
+def _recorded_by_folder() -> dict[str, tuple[int, set[str], list[str]]]:
+    """Folder name -> records, scenarios, sorted days."""
+    from chord_lab.records.parquet import read_tables, record_files
+
+    found: dict[str, tuple[int, set[str], list[str]]] = {}
+    notices: list[str] = []
+    for path in record_files(data_directory()):
+        table, told = read_tables(path, ["scenario", "date"])
+        notices += told
+        if not len(table):
+            continue
+        count, scenarios, days = found.get(path.parent.name, (0, set(), []))
+        names = {str(name) for name in table["scenario"].unique().to_pylist() if name}
+        seen = {str(date)[:10] for date in table["date"].unique().to_pylist() if date}
+        found[path.parent.name] = (count + len(table), scenarios | names, sorted({*days, *seen}))
+    if not found:
+        raise UserError("; ".join(notices) or f"{data_directory()} holds no records")
+    return found

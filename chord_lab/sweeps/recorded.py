@@ -50,14 +50,28 @@ def of_scenario(
         mask = pc.and_(mask, one_of("num_tokens", list(tokens)))
     chosen = table if pc.all(mask).as_py() else table.filter(mask)
     if not len(chosen):
-        have = ", ".join(recorded_scenarios(table)) or "none"
-        raise UserError(f"no records of {scenario} with these filters; recorded scenarios: {have}")
+        raise UserError(_why_none(table, scenario, tokens, draws, projections, profile))
     chosen, remarks = newest_runs(chosen)
     run_ids = chosen["run_id"].unique().to_pylist()
     ceilings = table.filter(pc.and_(one_of("run_id", run_ids), one_of("kind", ["ceiling"])))
     if not len(ceilings):
         return chosen, remarks
     return pa.concat_tables([chosen, ceilings]).unify_dictionaries().combine_chunks(), remarks
+
+
+def _why_none(table: pa.Table, scenario: str, *chosen: object) -> str:
+    """What there is instead: other scenarios, or other points of this one."""
+    import pyarrow.compute as pc
+
+    names = recorded_scenarios(table)
+    if scenario not in names:
+        have = f"recorded are: {', '.join(names) or 'none'}"
+        return f"no records of {scenario}; {have}; --source predict needs none of its own, --source live a GPU"
+    rows = table.filter(pc.equal(table["scenario"].cast("string"), scenario))
+    columns = ("num_tokens", "draw", "projection", "profile")
+    have = "; ".join(f"{name} {', '.join(map(str, sorted(rows[name].unique().to_pylist())))}" for name in columns)
+    wanted = [value if isinstance(value, str) else ", ".join(map(str, value)) for value in chosen if value]  # type: ignore[call-overload]
+    return f"no records of {scenario} at {'; '.join(word for word in wanted if word != 'all')}; recorded: {have}"
 
 
 def newest_runs(table: pa.Table) -> tuple[pa.Table, list[str]]:

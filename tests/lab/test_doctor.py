@@ -7,7 +7,8 @@ import pytest
 from chord_lab import capabilities
 from chord_lab.capabilities import Check, Gpu, diagnose, select_visible, version_tuple
 from chord_lab.errors import UserError
-from chord_lab.records.places import recorded_devices
+from chord_lab.records.parquet import write_parquet
+from chord_lab.records.places import described_recordings, shipped_scenarios
 
 GPUS = [Gpu(0, "NVIDIA H200", "GPU-aaaa1111-0000", 1), Gpu(1, "NVIDIA H200", "GPU-bbbb2222-0000", 1)]
 
@@ -90,14 +91,19 @@ def test_every_missing_thing_says_why():
     assert {"driver", "GPU", "torch", "triton", "ncu", "nsight-python", "humming-kernels", "records"} <= names
 
 
-def test_records_are_looked_for_where_the_user_says(tmp_path, monkeypatch):
+def test_records_are_looked_for_where_the_user_says(tmp_path, monkeypatch, made):
     monkeypatch.setenv("CHORD_LAB_DATA", str(tmp_path))
     with pytest.raises(UserError, match="no recorded measurements found"):
-        recorded_devices()
+        described_recordings()
     assert not next(c for c in diagnose().checks if c.name == "records").ok
+    assert shipped_scenarios() == set()
     (tmp_path / "nvidia_h200").mkdir()
-    (tmp_path / "nvidia_h200" / "x.parquet").touch()
-    assert recorded_devices() == ["nvidia_h200"]
+    (tmp_path / "nvidia_h200" / "x.parquet").touch()  # empty: no records file
+    with pytest.raises(UserError, match="not a records file"):
+        described_recordings()
+    write_parquet(made.sweep(), tmp_path / "nvidia_h200" / "y.parquet")
+    assert described_recordings() == ["nvidia_h200: 32 records of 1 scenarios, 2026-11-29"]
+    assert shipped_scenarios() == {"kimi-k2/ep8/prefill"}
 
 
 def chord_lab(*arguments):

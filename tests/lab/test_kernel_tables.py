@@ -312,7 +312,7 @@ def test_export_then_check_then_lookup(run_folder):
     assert (nothing["schedule"], nothing["rule"], nothing["row"]) == (None, "empty", None)
     shown = chord_lab("table", "show", file["path"])
     assert shown.returncode == 0
-    assert "no point supports" in shown.stdout
+    assert "no measured point supports it" in shown.stdout
 
 
 def test_missing_points_come_before_the_table(run_folder):

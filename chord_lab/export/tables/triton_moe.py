@@ -91,7 +91,12 @@ def build_triton_tables(frame: pd.DataFrame, *, draw: str | None = None) -> list
         elif len(portable["scenario"].unique()) == 1:
             raise UserError(f"{scenario}: both projections are needed, because one entry serves both")
     if not any(table.entries for table in tables):
-        raise UserError("no portable schedule was measured that BLOCK_SIZE, GROUP_SIZE_M, warps and stages can express")
+        example = schedule_of_row(rows_of(portable.head(1))[0])
+        raise UserError(
+            "no portable schedule was measured that BLOCK_SIZE, GROUP_SIZE_M, warps and stages can express: those "
+            f"measured swap operands or slice tokens (for example {example.label() if example else 'none'}); on a GPU, "
+            "sweep with --profile portable --space full"
+        )
     return [table for table in tables if table.entries]
 
 
