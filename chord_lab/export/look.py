@@ -28,10 +28,13 @@ def layout(
     more: further layout properties; ``xaxis_type`` and the like go into the axis. Set at once: plotly checks a whole
     layout ten times faster than the same properties one update after another, and panels redraw with every key press.
     """
+    heading, origin = _lines(title, 105), _lines(source, 150)
+    # A line is as high as the title's font asks, also where a smaller one is written on it.
+    top = 30 + 20 * (heading.count("<br>") + origin.count("<br>") + 2)
     axis = {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID, "automargin": True}
     values: dict[str, Any] = {
         "title": {
-            "text": f"{_lines(title, 105)}<br><span style='font-size:11px'>{_lines(source, 150)}</span>",
+            "text": f"{heading}<br><span style='font-size:11px'>{origin}</span>",
             "x": 0.01,
             "xanchor": "left",
             "font": {"size": 15, "color": TEXT},
@@ -41,8 +44,8 @@ def layout(
         "plot_bgcolor": CLEAR,
         "height": height,
         "autosize": True,
-        "margin": {"l": 60, "r": 20, "t": 80, "b": 50},
-        "legend": {"orientation": "h", "yanchor": "top", "y": -0.22, "x": 0, "bgcolor": CLEAR},
+        "margin": {"l": 60, "r": 20, "t": top, "b": 50},
+        "legend": {"orientation": "h", "yanchor": "top", "y": -0.3, "x": 0, "bgcolor": CLEAR},
         "colorway": list(CYCLE),
         "hoverlabel": {"namelength": -1},
         "uirevision": "keep",  # a redraw keeps the person's zoom

@@ -78,6 +78,7 @@ def draw_padding(info: PaddingInfo, *, block_m: int) -> go.Figure:
             "side": "right",
             "rangemode": "tozero",
             "showgrid": False,
+            "tickmode": "auto",  # its own round numbers, not those beside the left axis' lines
             "title": {"text": "passes over weights"},
         },
     )
@@ -288,7 +289,9 @@ def draw_roofline_of(info: RooflineInfo | None, *, ours: ScheduleFacts) -> go.Fi
     return look.layout(
         figure,
         title=f"This point is {ours.bound} bound; the schedule at hand reaches {share}",
-        source=info.source + "; " + info.counting if info is not None else "no ceilings were measured",
+        source=info.source + "; bytes that must move, FLOPs of real rows"
+        if info is not None
+        else "no ceilings were measured",
         x="FLOPs per byte that must move",
         y="TFLOPS of real rows",
         xaxis_type="log",

@@ -29,6 +29,7 @@ CODE_CELLS = f"[...{NOTEBOOK}.content.model.cells].filter(c => c.type === 'code'
 LAB_OWN_MESSAGES = re.compile(r"favicon|ResizeObserver loop|/api/(contents|sessions|kernels).*(404|ERR_ABORTED)")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """All in one worker, for they share one JupyterLab and one browser."""
     for item in items:
