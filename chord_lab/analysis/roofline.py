@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from chord_lab.analysis.comparison import name_tiles
 from chord_lab.analysis.selection import (
     OURS,
     fastest,
@@ -94,7 +95,7 @@ def roofline_info(
 ) -> RooflineInfo:
     """Candidates, peers and baselines against the ceilings of their own run.
 
-    best_only: the fastest record of each implementation at each point, else all of them.
+    best_only: the fastest record of each implementation at each point (of a peer also with its best tile), else all.
 
     Raises:
         UserError: nothing is left, or unlike environments.
@@ -106,6 +107,7 @@ def roofline_info(
         raise UserError("no timed GEMM to place under the roofline")
     require_one_environment(rows)
     if best_only:
+        rows = name_tiles(rows)
         rows = fastest(rows, ["implementation", *point_columns(rows)])
     rows = rows.sort_values(["projection", "routed_m", "time_us"], kind="stable")
     found = [_place(row, top) for row in rows_of(rows)]

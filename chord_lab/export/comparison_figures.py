@@ -10,6 +10,9 @@ from chord_lab.analysis import CompareInfo, LayerInfo, PairInfo
 from chord_lab.export import look, palette
 from chord_lab.export.figures import LEGEND_UNDER_TWO_LEVELS, Times, whiskers
 
+# From here on a bar would flatten those that are compared: such an implementation is named under the title instead.
+FAR = 4.0
+
 
 def draw_layer(info: LayerInfo) -> go.Figure:
     """Layer time of the others over ours."""
@@ -17,7 +20,8 @@ def draw_layer(info: LayerInfo) -> go.Figure:
     labels = [
         f"{t} {d}" if len(set(info.draw)) > 1 else str(t) for t, d in zip(info.num_tokens, info.draw, strict=True)
     ]
-    for k, name in enumerate(info.implementation):
+    near, far = _near_and_far(info)
+    for k, name in near:
         figure.add_trace(
             go.Bar(
                 x=labels, y=[row[k] for row in info.ratio], name=palette.NAMES.get(name, name),
@@ -33,7 +37,8 @@ def draw_layer(info: LayerInfo) -> go.Figure:
     return look.layout(
         figure,
         title=layer_finding(info),
-        source=f"{info.source}; {info.scenario}, {_draws(info.draw)}; gate_up + down alone; above 1 ours is faster",
+        source=f"{info.source}; {info.scenario}, {_draws(info.draw)}; gate_up + down alone; "
+        f"above 1 ours is faster{far}",
         x="tokens",
         y="time / our time",
         xaxis_type="category",
@@ -45,19 +50,42 @@ def layer_finding(info: LayerInfo) -> str:
     """What the layer's ratios say, in one sentence."""
     if not info.implementation:
         return "No other implementation was measured on both projections"
-    name = info.implementation[0]
-    ratios = [row[0] for row in info.ratio if row[0] is not None]
+    k, name = _judged(info.implementation)
+    ratios = _ratios(info, k)
     faster = sum(r > 1 for r in ratios)
     span = f"{min(ratios):.2f} to {max(ratios):.2f}"
     tail = f"ours is faster at {faster} of {len(ratios)} points"
-    return f"The layer takes {palette.NAMES.get(name, name)} {span} times our time; {tail}"
+    return f"{palette.NAMES.get(name, name)} takes {span} times our time for the layer; {tail}"
+
+
+def _judged(implementations: list[str]) -> tuple[int, str]:
+    """Whom the title names: the peer's best tile where it is known (tuned against tuned), else the first."""
+    name = "humming_best_tile" if "humming_best_tile" in implementations else implementations[0]
+    return implementations.index(name), name
+
+
+def _ratios(info: LayerInfo | CompareInfo, k: int) -> list[float]:
+    return [ratio for row in info.ratio if (ratio := row[k]) is not None]
+
+
+def _near_and_far(info: LayerInfo | CompareInfo) -> tuple[list[tuple[int, str]], str]:
+    """Implementations to draw, and words for those that are `FAR` or more times slower at every point."""
+    near, far = [], ""
+    for k, name in enumerate(info.implementation):
+        ratios = _ratios(info, k)
+        if ratios and min(ratios) >= FAR:
+            far += f"; {palette.NAMES.get(name, name)} takes {min(ratios):.0f} to {max(ratios):.0f} times our time"
+        else:
+            near.append((k, name))
+    return near, far
 
 
 def draw_compare(info: CompareInfo) -> go.Figure:
     """Time of every other implementation over ours at each point, with the 95 % interval of the paired repeats."""
     figure = go.Figure()
     labels = [list(info.projection), [str(m) for m in info.routed_m]]
-    for k, name in enumerate(info.implementation):
+    near, far = _near_and_far(info)
+    for k, name in near:
         ratios = [row[k] for row in info.ratio]
         low, high = ([row[k] for row in rows] for rows in (info.ratio_low, info.ratio_high))
         figure.add_trace(
@@ -68,13 +96,14 @@ def draw_compare(info: CompareInfo) -> go.Figure:
             )
         )  # fmt: skip
     figure.update_layout(shapes=[_level(1.0)])
-    first = [row[0] for row in info.ratio if row[0] is not None]
-    name = palette.NAMES.get(info.implementation[0], info.implementation[0])
-    span = f"{min(first):.2f} to {max(first):.2f} times our time" if first else "a time that is not known"
+    k, judged = _judged(info.implementation)
+    known = _ratios(info, k)
+    span = f"{min(known):.2f} to {max(known):.2f} times our time" if known else "a time that is not known"
     return look.layout(
         figure,
-        title=f"{name} takes {span}",
-        source=f"{info.source}; {_draws(info.draw)}; same routing; above 1 ours is faster; whiskers: 95 % interval",
+        title=f"{palette.NAMES.get(judged, judged)} takes {span}",
+        source=f"{info.source}; {_draws(info.draw)}; same routing; above 1 ours is faster; "
+        f"whiskers: 95 % interval{far}",
         x="routed rows",
         y="time / our time",
         xaxis_type="multicategory",

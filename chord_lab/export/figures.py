@@ -171,7 +171,7 @@ def draw_winners(winners: Sequence[Winner], source: str) -> go.Figure:
         + (f"; {none} have no result" if none else ""),
         source=f"{source}; whiskers: 95 % interval of the paired repeats",
         x="routed rows",
-        y="time saved against the default, %",
+        y="time saved, %",
         xaxis_type="multicategory",
         barmode="overlay",
         legend=LEGEND_UNDER_TWO_LEVELS,
@@ -210,13 +210,10 @@ def draw_roofline(info: RooflineInfo) -> go.Figure:
                 mode="lines", name="measured ceilings", line={"color": look.GREY, "dash": "dash"}, hoverinfo="skip",
             )
         )  # fmt: skip
-    all_keys = list(zip(info.implementation, info.projection, strict=True))
-    for name, projection in dict.fromkeys(all_keys):
-        rows = [
-            i
-            for i, key in enumerate(zip(info.implementation, info.projection, strict=True))
-            if key == (name, projection)
-        ]
+    far = _far_below(info)
+    keys = list(zip(info.implementation, info.projection, strict=True))
+    for name, projection in (key for key in dict.fromkeys(keys) if key[0] not in far):
+        rows = [i for i, key in enumerate(keys) if key == (name, projection)]
         figure.add_trace(
             go.Scatter(
                 x=[info.intensity[i] for i in rows], y=[info.tflops[i] for i in rows], mode="markers",
@@ -231,13 +228,25 @@ def draw_roofline(info: RooflineInfo) -> go.Figure:
     return look.layout(
         figure,
         title=_roofline_title(info),
-        source=f"{info.source}; bytes that must move and FLOPs of real rows only",
+        source="; ".join((info.source, "bytes that must move and FLOPs of real rows only", *far.values())),
         x="FLOPs per byte that must move",
         y="TFLOPS of real rows",
         xaxis=log_axis(info.intensity),
         yaxis=log_axis(info.tflops),
         height=460,
     )
+
+
+def _far_below(info: RooflineInfo) -> dict[str, str]:
+    """Implementations that stay under a tenth of the ceilings, which would flatten the others -> words for it."""
+    shares: dict[str, list[float]] = {}
+    for name, share in zip(info.implementation, info.share_of_floor, strict=True):
+        shares.setdefault(name, []).append(1.0 if share is None else share)
+    return {
+        name: f"{palette.NAMES.get(name, name)} reaches {max(found):.0%} and is not drawn"
+        for name, found in shares.items()
+        if max(found) < 0.1 and name != "w4a16_moe"
+    }
 
 
 def _roofline_hover(info: RooflineInfo, i: int) -> str:
@@ -273,17 +282,28 @@ def draw_slicing(info: SlicingInfo) -> go.Figure:
                 error_y=_whiskers(info.time_us[k], info.low_us[k], info.high_us[k]),
             )
         )  # fmt: skip
-    fastest = [
-        min((t, n) for t, n in zip([row[j] for row in info.time_us], info.slicing, strict=True) if t is not None)[1]
-        for j in range(len(info.routed_m))
-    ]
-    counts = ", ".join(f"{n} at {fastest.count(n)}" for n in info.slicing if n in fastest)
     return look.layout(
         figure,
-        title=f"{info.projection}: fastest slicing: {counts} of {len(fastest)} points",
+        title=slicing_finding(info),
         source=f"{info.source}; schedules that differ in nothing else; whiskers: quartiles of repeats",
         x="tokens per expert",
         y="time, us",
+    )
+
+
+def slicing_finding(info: SlicingInfo) -> str:
+    """The slicing with the least time most often, and what each of the others takes over it at the same points."""
+    columns = zip(*info.time_us, strict=True)
+    at = [{n: t for n, t in zip(info.slicing, times, strict=True) if t is not None} for times in columns]
+    firsts = [min(times, key=lambda name: times[name]) for times in at]
+    best = max(info.slicing, key=firsts.count)
+    over = []
+    for name in info.slicing:
+        more = [100 * (times[name] / times[best] - 1) for times in at if name in times and best in times]
+        if name != best and more:
+            over.append(f"{name} {' to '.join(dict.fromkeys(f'{m:+.1f}' for m in (min(more), max(more))))}%")
+    return (
+        f"{info.projection}: {best} is fastest at {firsts.count(best)} of {len(at)} points; over it: {', '.join(over)}"
     )
 
 

@@ -10,6 +10,7 @@ IMPLEMENTATION = {
     "w4a16_moe": look.BLUE,
     "humming": look.ORANGE,
     "humming_best_tile": look.VERMILION,
+    "humming_tile": look.VERMILION,  # one of the tiles that the best is chosen from
     "torch_dequant_bf16": look.GREY,
     "triton_autotune": look.PURPLE,
 }
@@ -25,6 +26,7 @@ NAMES = {
     "w4a16_moe": "ours",
     "humming": "Humming (own heuristics)",
     "humming_best_tile": "Humming (best tile)",
+    "humming_tile": "Humming (forced tile)",
     "torch_dequant_bf16": "bf16 matmul (dequantised first)",
 }
 

@@ -55,8 +55,8 @@ def test_titles_state_the_finding(made, made_frame):
     assert "80 is among the best" in title(drawn["crossover"]) or "80 costs" in title(drawn["crossover"])
     assert "of 8 points beat the default" in title(drawn["winners"])
     assert "of the measured ceiling" in title(drawn["roofline"])
-    assert "dynamic at 2 of 2 points" in title(drawn["slicing"])
-    assert "times our time; ours is faster at 4 of 4 points" in title(drawn["layer"])
+    assert "dynamic is fastest at 2 of 2 points; over it: static +11.1%" in title(drawn["slicing"])
+    assert "times our time for the layer; ours is faster at 4 of 4 points" in title(drawn["layer"])
 
 
 def test_block_m_lines_hold_the_infos_numbers(crossover):
@@ -78,6 +78,28 @@ def test_layer_bars_are_ratios(made_frame):
     (bar,) = comparison_figures.draw_layer(info).data
     assert list(bar.y) == [row[0] for row in info.ratio]
     assert bar.marker.color == palette.IMPLEMENTATION["humming"]
+
+
+def test_a_far_slower_baseline_is_named_and_leaves_the_bars_readable(made_frame):
+    info = analysis.layer_info(made_frame)
+    slow = info._replace(
+        implementation=[*info.implementation, "torch_dequant_bf16"],
+        ratio=[[*row, 50.0 + i] for i, row in enumerate(info.ratio)],
+        other_us=[[*row, 9000.0] for row in info.other_us],
+    )  # fmt: skip
+    figure = comparison_figures.draw_layer(slow)
+    assert [bar.name for bar in figure.data] == [palette.NAMES[name] for name in info.implementation]
+    shown = title(figure).replace("<br>", " ")
+    assert f"takes 50 to {49 + len(info.ratio)} times our time" in shown
+
+
+def test_points_far_under_the_roofline_are_named(made_frame):
+    info = analysis.roofline_info(made_frame)
+    assert info.dense_tflops
+    slow = info._replace(share_of_floor=[0.02 if n != "w4a16_moe" else 0.9 for n in info.implementation])
+    figure = figures.draw_roofline(slow)
+    assert {trace.name.split(",")[0] for trace in figure.data} == {"measured ceilings", "ours"}
+    assert "reaches 2% and is not drawn" in title(figure).replace("<br>", " ")
 
 
 def test_a_layer_without_a_peer_says_so(made):
