@@ -33,7 +33,8 @@ run: setup ## the main job: sweep, winners, tuning table and report of one scena
 test: ## everything that needs no GPU, and lint; skips are counted by reason at the end
 	@$(BASE_PYTHON) scripts/bootstrap.py --tritons
 	@$(MAKE) --no-print-directory lint
-	@$(VENV_PYTHON) -m pytest -n $(JOBS) --dist loadgroup
+	@$(VENV_PYTHON) -m pytest -n $(JOBS) -m "not browser"; status=$$?; \
+	  $(VENV_PYTHON) -m pytest -m browser || status=$$?; exit $$status
 
 lab: setup ## open the notebooks in JupyterLab on 127.0.0.1
 	@$(VENV_PYTHON) -m chord_lab lab

@@ -29,15 +29,11 @@ CODE_CELLS = f"[...{NOTEBOOK}.content.model.cells].filter(c => c.type === 'code'
 LAB_OWN_MESSAGES = re.compile(r"favicon|ResizeObserver loop|/api/(contents|sessions|kernels).*(404|ERR_ABORTED)")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """All in one worker, for they share one JupyterLab and one browser."""
-    for item in items:
-        if pathlib.Path(str(item.fspath)).is_relative_to(ROOT / "tests" / "browser"):
-            item.add_marker(pytest.mark.browser)
-            item.add_marker(pytest.mark.timeout(300))
-            if config.pluginmanager.hasplugin("xdist"):
-                item.add_marker(pytest.mark.xdist_group("browser"))
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """`make test` runs these after the others, in one process: they share one JupyterLab and one browser."""
+    if pathlib.Path(str(item.fspath)).is_relative_to(ROOT / "tests" / "browser"):
+        item.add_marker(pytest.mark.browser)
+        item.add_marker(pytest.mark.timeout(300))
 
 
 def _missing(reason: str) -> None:
