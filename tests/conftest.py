@@ -6,13 +6,19 @@ import importlib.util
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# Started in the background, a test run inherits "ignore Ctrl-C", and so would the programs whose Ctrl-C is tested.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _why_no_gpu() -> str:
