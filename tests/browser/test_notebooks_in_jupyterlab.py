@@ -45,7 +45,8 @@ def moved(page, before):
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_notebook_runs_in_jupyterlab(name, watch, lab_url):
+def test_notebook_runs_in_jupyterlab(name, watch, lab_url, require_captures):
+    require_captures(name)
     view = watch()
     view.run_notebook(lab_url, name)
     view.page.wait_for_timeout(1000)

@@ -40,7 +40,8 @@ def captures(workspace):
         made.write_captures(workspace / "notebooks" / "data" / "nsight" / "nvidia_h200")
 
 
-def test_timeline_zooms_and_a_kernel_shows_its_schedule_and_load(watch, lab_url):
+def test_timeline_zooms_and_a_kernel_shows_its_schedule_and_load(watch, lab_url, require_captures):
+    require_captures("10_nsight_where_does_the_time_go.ipynb")
     view = watch()
     view.run_notebook(lab_url, "10_nsight_where_does_the_time_go.ipynb")
     page = view.page
@@ -78,7 +79,8 @@ def test_timeline_zooms_and_a_kernel_shows_its_schedule_and_load(watch, lab_url)
     view.assert_clean()
 
 
-def test_two_schedules_are_compared(watch, lab_url):
+def test_two_schedules_are_compared(watch, lab_url, require_captures):
+    require_captures("11_why_is_this_schedule_slow.ipynb")
     view = watch()
     view.run_notebook(lab_url, "11_why_is_this_schedule_slow.ipynb")
     page = view.page
