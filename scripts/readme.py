@@ -24,7 +24,10 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 LATENCY = ROOT / "docs" / "latency.json"
 BEGIN, END = "<!-- figures: written by `make readme` -->", "<!-- end of figures -->"
-SCENARIOS = ("kimi-k2/ep8/decode", "kimi-k2/ep8/prefill", "kimi-k2/tp8/decode", "kimi-k2/tp8/prefill")
+SCENARIOS = (
+    "kimi-k2/ep8/decode", "kimi-k2/ep8/prefill", "kimi-k2/tp8/decode", "kimi-k2/tp8/prefill",
+    "kimi-k2/ep8/grouped_prefill", "kimi-k2/ep8/grouped_decode",
+)  # fmt: skip
 
 
 def main() -> int:
@@ -55,9 +58,10 @@ def figures() -> str:
     data = Measurements.recorded()
     parts = [
         f"Layer time (gate_up + down) in microseconds, {data.source()}; routing, activation and communication are not "
-        "in it. Ours is the schedule that the package's table chooses, uniform draw. Humming 0.1.19 ran on the same "
-        "routing in the same process, with its own heuristics and, beside it, with its fastest forced tile; above 1 "
-        "ours is faster.",
+        "in it. Ours is the schedule that the package's table chooses. Humming 0.1.19 ran on the same routing in the "
+        "same process, with its own heuristics and, beside it, with its fastest forced tile; above 1 ours is faster. "
+        "Tokens are a GPU's own, each routed to 8 experts by a uniform draw; in grouped scenarios every expert gets "
+        "that many.",
         "",
         "| scenario | tokens | rows/expert | ours | Humming | ratio | its best tile | ratio |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
@@ -69,17 +73,20 @@ def figures() -> str:
 
 def scenario_rows(data: Measurements, scenario: str) -> list[str]:
     """A line for each published token count; none where the scenario was not recorded."""
+    layer = get_scenario(scenario)
     try:
         chosen = chosen_labels(data, scenario)
-        info = analysis.layer_info(data.alike(scenario)[0], draw="uniform", chosen=chosen)
+        info = analysis.layer_info(data.alike(scenario)[0], draw=layer.draw, chosen=chosen)
     except UserError:
         return []
-    published = {point.num_tokens for point in get_scenario(scenario).points if point.published}
+    published = {point.num_tokens for point in layer.points if point.published}
     rows = []
     for i, tokens in enumerate(info.num_tokens):
         if tokens not in published:
             continue
-        cells = [scenario, f"{tokens:,}", f"{info.tokens_per_expert[i]:.1f}", f"{info.ours_us[i]:.1f}"]
+        rows_per_expert = info.tokens_per_expert[i]
+        cells = [scenario, f"{tokens:,}", f"{rows_per_expert:{'.2g' if rows_per_expert < 10 else '.0f'}}"]
+        cells.append(f"{info.ours_us[i]:.1f}")
         own = other(info, "humming", i)
         best = other(info, "humming_best_tile", i) or other(info, "humming_tile", i)
         for time in (own, best):
@@ -96,7 +103,7 @@ def chosen_labels(data: Measurements, scenario: str) -> dict[tuple[str, int, str
         for point in layer.points:
             resolved = resolve_schedule(problem, point.routed_m, profile, data.device.slug)
             if resolved.schedule is not None:
-                labels[projection, point.routed_m, "uniform"] = resolved.schedule.label()
+                labels[projection, point.routed_m, layer.draw] = resolved.schedule.label()
     return labels
 
 

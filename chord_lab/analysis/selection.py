@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 OURS = "w4a16_moe"
 # What makes two rows belong to one point: candidates of a point compete, those of two points never do.
 POINT_COLUMNS = ("scenario", "projection", "profile", "num_tokens", "routed_m", "draw", "seed")
-LIKENESS_COLUMNS = (*(c for c in ENVIRONMENT_COLUMNS if c not in ("python", "peers")), "timer", "l2", "timed")
+METHOD_COLUMNS = ("timer", "l2", "timed")
+_MACHINE_COLUMNS = tuple(c for c in ENVIRONMENT_COLUMNS if c not in ("python", "peers"))
+LIKENESS_COLUMNS = (*_MACHINE_COLUMNS, *METHOD_COLUMNS)
 
 
 def select(frame: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
@@ -59,21 +61,28 @@ def others(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def environments(frame: pd.DataFrame) -> list[pd.DataFrame]:
-    """The frame split so that each part was measured in like environments by a like method, largest part first."""
+    """The frame split so that each part was measured in like environments, largest part first."""
     if not len(frame):
         return []
-    columns = [c for c in LIKENESS_COLUMNS if c in frame]
+    columns = [c for c in _MACHINE_COLUMNS if c in frame]
     groups = [part for _, part in frame.groupby(columns, observed=True, dropna=False, sort=False)]
     return sorted(groups, key=len, reverse=True)
 
 
 def require_one_environment(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame itself, if all of it may be ranked together.
+    """The frame itself, if it may be ranked: one environment for all of it, one method for each point.
+
+    Candidates and peers compete within a point. Between points the method may change: launches of a few microseconds
+    are timed by graph replay, longer ones by events.
 
     Raises:
-        UserError: rows of unlike environments; the message names what differs.
+        UserError: rows of unlike environments or methods; the message names what differs.
     """
-    columns = [c for c in LIKENESS_COLUMNS if c in frame and frame[c].nunique(dropna=False) > 1]
+    columns = [c for c in _MACHINE_COLUMNS if c in frame and frame[c].nunique(dropna=False) > 1]
+    point = [c for c in ("scenario", "projection", "routed_m", "draw", "seed") if c in frame]
+    for name in (c for c in METHOD_COLUMNS if c in frame and frame[c].nunique(dropna=False) > 1):
+        if (frame.groupby(point, observed=True, dropna=False)[name].nunique(dropna=False) > 1).any():
+            columns.append(name)
     if columns:
         differing = "; ".join(f"{c}: {', '.join(map(str, frame[c].unique()[:4]))}" for c in columns[:3])
         raise UserError(f"records of unlike environments are never ranked together ({differing}); choose one")
@@ -107,7 +116,9 @@ def source_line(frame: pd.DataFrame) -> str:
         if (frame["source"] == source).any():
             parts.append(f"{words[source]} {' and '.join(names)}")
     tail = "" if parts and parts[0].startswith("predicted") else f", {when}" if when else ""
-    return "; ".join(parts or [f"recorded on {names[0]}"]) + tail
+    timers = sorted({str(t) for t in frame["timer"].dropna()}) if "timer" in frame else []
+    several = f"; timed by {' or '.join(timers)}" if len(timers) > 1 else ""
+    return "; ".join(parts or [f"recorded on {names[0]}"]) + tail + several
 
 
 def is_missing(value: Any) -> bool:

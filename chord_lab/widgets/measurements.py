@@ -200,16 +200,13 @@ class Measurements:
         return self.once(("crossover", scenario, projection, draw), compute)
 
     def alike(self, scenario: str) -> tuple[pd.DataFrame, str]:
-        """The largest part of a scenario's records that may be ranked together, and what was left out, for the source.
-
-        Launches of a few microseconds are timed by graph replay, longer ones by events: two methods, never one ranking.
-        """
+        """The largest part of a scenario's records that may be ranked together; what was left out, for the source."""
         frame = self.of_scenario(scenario)
         gemms, ceilings = frame[frame["kind"] != "ceiling"], frame[frame["kind"] == "ceiling"]
         parts = analysis.environments(gemms)
         if len(parts) < 2:
             return frame, ""
-        left_out = f"; {len(gemms) - len(parts[0])} records of another method or machine left out"
+        left_out = f"; {len(gemms) - len(parts[0])} records of another environment left out"
         return pd.concat([parts[0], ceilings], ignore_index=True), left_out
 
     def winners(self, scenario: str, draw: str | None = None, profile: str | None = None) -> list[Winner]:
