@@ -23,6 +23,7 @@ from chord_lab.widgets.measurements import Measurements
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 LATENCY = ROOT / "docs" / "latency.json"
+DOUBT = "†"
 BEGIN, END = "<!-- figures: written by `make readme` -->", "<!-- end of figures -->"
 SCENARIOS = (
     "kimi-k2/ep8/decode", "kimi-k2/ep8/prefill", "kimi-k2/tp8/decode", "kimi-k2/tp8/prefill",
@@ -68,6 +69,8 @@ def figures() -> str:
     ]
     for scenario in SCENARIOS:
         parts += scenario_rows(data, scenario)
+    if any(DOUBT in part for part in parts):
+        parts += ["", f"{DOUBT} a projection's repeats drifted by more than 5 %: `chord-lab winners data/nvidia_h200` names it."]
     return "\n".join([*parts, "", *latency()])
 
 
@@ -79,13 +82,15 @@ def scenario_rows(data: Measurements, scenario: str) -> list[str]:
         info = analysis.layer_info(data.alike(scenario)[0], draw=layer.draw, chosen=chosen)
     except UserError:
         return []
+    doubted = {w.num_tokens for w in data.winners(scenario, draw=layer.draw) if w.flags}
     published = {point.num_tokens for point in layer.points if point.published}
     rows = []
     for i, tokens in enumerate(info.num_tokens):
         if tokens not in published:
             continue
         rows_per_expert = info.tokens_per_expert[i]
-        cells = [scenario, f"{tokens:,}", f"{rows_per_expert:{'.2g' if rows_per_expert < 10 else '.0f'}}"]
+        mark = f" {DOUBT}" if tokens in doubted else ""
+        cells = [scenario, f"{tokens:,}{mark}", f"{rows_per_expert:{'.2g' if rows_per_expert < 10 else '.0f'}}"]
         cells.append(f"{info.ours_us[i]:.1f}")
         own = other(info, "humming", i)
         best = other(info, "humming_best_tile", i) or other(info, "humming_tile", i)
