@@ -83,25 +83,3 @@ def triton_versions() -> dict[str, dict[str, str]]:
     if not found:
         pytest.skip("triton is not installed (it has no build for this platform)")
     return found
-
-
-@pytest.fixture
-def require_captures():
-    """Skip a test whose notebook shows a profile that has not been recorded: ``require_captures("10_nsight_...")``."""
-
-    def check(notebook: str) -> None:
-        if not notebook.startswith(("10_", "11_")):
-            return
-        from chord_lab.errors import UserError
-        from chord_lab.traces.library import load_library
-
-        try:
-            library = load_library()
-        except UserError as error:
-            pytest.skip(str(error))
-        if notebook.startswith("10_") and not library.timelines:
-            pytest.skip("no layer trace was recorded in data/nsight yet: make nsight")
-        if notebook.startswith("11_") and not (library.points["routed_m"] == 4096).any():
-            pytest.skip("no prefill capture was recorded in data/nsight yet: make nsight")
-
-    return check

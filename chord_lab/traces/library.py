@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +55,20 @@ class Library:
             )
         return read_trace(self.timelines[name])
 
+    def opening(self) -> Trace:
+        """What a first look opens: the first file with a timeline; without one the first counters, and a note says so.
+
+        Raises:
+            UserError: nothing in the folder could be read.
+        """
+        if self.timelines:
+            return self.timeline(next(iter(self.timelines)))
+        if not self.counters:
+            raise UserError(f"no captures in {self.folder}: `make nsight` records them on a GPU")
+        trace = next(iter(self.counters.values()))
+        note = "no trace of a whole layer is recorded here, these are kernels alone; `make nsight` on a GPU records one"
+        return replace(trace, notes=(note, *trace.notes))
+
     def identities(self) -> dict[str, dict[str, Any]]:
         """Every record's row that the counters know, by key."""
         rows = (row for trace in self.counters.values() for row in trace.identity if row)
@@ -86,7 +100,7 @@ def load_library(folder: str | Path | None = None) -> Library:
         if not shipped:
             looked = ", ".join(map(str, _roots()))
             raise UserError(
-                f"no captures (looked in {looked}): `python -m benchmarks.record_nsight` makes them on a GPU"
+                f"no captures (looked in {looked}): `make nsight` records them on a GPU"
             )
         folder = shipped[0]
     folder = Path(folder)

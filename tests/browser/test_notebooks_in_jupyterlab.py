@@ -45,8 +45,7 @@ def moved(page, before):
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_notebook_runs_in_jupyterlab(name, watch, lab_url, require_captures):
-    require_captures(name)
+def test_notebook_runs_in_jupyterlab(name, watch, lab_url):
     view = watch()
     view.run_notebook(lab_url, name)
     view.page.wait_for_timeout(1000)

@@ -14,7 +14,7 @@ from chord_lab.traces.library import load_library
 ROOT = pathlib.Path(__file__).parents[2] / "data" / "nsight"
 FOLDERS = sorted(p for p in ROOT.iterdir() if p.is_dir()) if ROOT.is_dir() else []
 
-pytestmark = pytest.mark.skipif(not FOLDERS, reason="no captures in data/nsight: python -m benchmarks.record_nsight")
+pytestmark = pytest.mark.skipif(not FOLDERS, reason="no captures in data/nsight: make nsight")
 
 
 @pytest.fixture(scope="module", params=FOLDERS or [ROOT], ids=lambda p: p.name)

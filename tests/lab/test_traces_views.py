@@ -1,6 +1,7 @@
 """What the Nsight figures show: exact numbers from made captures."""
 
 import math
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -45,7 +46,7 @@ def test_damaged_captures_are_notices_and_an_empty_folder_says_so(library, tmp_p
 
 def test_shipped_captures_are_named_when_there_are_none(tmp_path, monkeypatch):
     monkeypatch.setenv("CHORD_LAB_DATA", str(tmp_path))
-    with pytest.raises(UserError, match=r"benchmarks\.record_nsight"):
+    with pytest.raises(UserError, match="make nsight"):
         load_library()
 
 
@@ -135,3 +136,13 @@ def test_a_trace_with_nothing_to_draw_is_refused(tmp_path):
     path.write_text('{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "mm", "ts": 1, "dur": 2}]}')
     with pytest.raises(UserError, match="neither kernels nor ranges"):
         timeline_info(read_trace(path))
+
+
+def test_a_first_look_opens_a_timeline_and_else_says_that_none_is_there(library, tmp_path):
+    whole = library.opening()
+    assert whole.path.name in library.timelines
+    alone = replace(library, timelines={}).opening()
+    assert alone.path.name == f"{next(iter(library.counters))}.pq"
+    assert "no trace of a whole layer" in alone.notes[0] and len(alone.kernels)
+    with pytest.raises(UserError, match="no captures in"):
+        replace(library, timelines={}, counters={}).opening()

@@ -29,8 +29,7 @@ def code_cells(path):
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("path", RUNNABLE, ids=name)
-def test_notebook_runs(path, tmp_path, monkeypatch, require_captures):
-    require_captures(path.name)
+def test_notebook_runs(path, tmp_path, monkeypatch):
     nbclient = pytest.importorskip("nbclient")
     monkeypatch.setenv("CHORD_LAB_OUT", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
