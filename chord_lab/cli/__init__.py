@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import os
 import sys
@@ -13,6 +14,9 @@ from rich.console import Console
 
 from chord_lab import __version__
 from chord_lab.errors import UserError
+
+# Typer brings click along under names of its own: the class of its usage errors is a base of the one it shows.
+_UsageError: Any = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     name="chord-lab",
@@ -59,14 +63,35 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 
 
 def run() -> None:
-    """Entry point: a UserError is one line on stderr and exit code 2."""
+    """Entry point: bad input, a full disk or an unwritable place is one line on stderr and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a character shows another
+            stream.reconfigure(errors="replace")
     for name in COMMAND_MODULES:
         importlib.import_module(f"chord_lab.cli.{name}")
     try:
-        app()
-    except UserError as error:
-        notes.print(f"chord-lab: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        raise SystemExit(2) from None
+        code = app(standalone_mode=False)
     except BrokenPipeError:  # `chord-lab ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
+    except (UserError, _UsageError, typer.Abort, OSError, MemoryError) as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # the help was printed while it was made
+            raise SystemExit(2) from None
+        notes.print(f"chord-lab: {_one_line(error)}", style="red", markup=False, highlight=False, soft_wrap=True)
+        raise SystemExit(2) from None
+    raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _one_line(error: Any) -> str:
+    """What went wrong, in words."""
+    if isinstance(error, _UsageError):
+        command = error.ctx.command_path if error.ctx else "chord-lab"
+        return f"{' '.join(error.format_message().split())} (see `{command} --help`)"
+    if isinstance(error, OSError) and error.strerror:
+        where = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+        return f"{where}: {error.strerror}" if where else error.strerror
+    if isinstance(error, typer.Abort):
+        return "a file or the input ended early"
+    if isinstance(error, MemoryError):
+        return f"not enough memory: {error}" if str(error) else "not enough memory"
+    return str(error)

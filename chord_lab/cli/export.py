@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chord_lab.cli import app, console, notes, print_json
+from chord_lab.cli.reading import cut_short, read_run, say
 from chord_lab.cli.table_rows import print_rows
 from chord_lab.errors import UserError
 
@@ -46,11 +47,11 @@ def export(
         raise UserError(f"--to {to!r} is unknown; legal: {', '.join(FORMATS)}")
     if into_package and to != "kernels":
         raise UserError(f"--into-package writes the kernel package's tables; it does not go with --to {to}")
-    table = _read(directory)
+    table = read_run(directory)
     folder = out or (directory if directory.is_dir() else directory.parent) / "tables"
     collected = collect(table, draw=draw, profile=profile, scenario=scenario)
-    for remark in [*_partial(directory), *collected.remarks]:
-        notes.print(remark, style="yellow", markup=False, highlight=False)
+    partial = ["the run was cut short: this export is partial"] if cut_short(directory) else []
+    say([*partial, *collected.remarks])
     if to == "kernels":
         result = export_kernels(collected, folder, into_package=into_package, merge=merge)
     elif to in ("vllm", "sglang"):
@@ -64,25 +65,6 @@ def export(
         _print(result)
 
 
-def _read(directory: Path) -> Any:
-    """The records of a run; what was skipped is noted."""
-    from chord_lab.records import read_tables
-
-    table, notices = read_tables(directory)
-    for notice in notices:
-        notes.print(notice, style="yellow", markup=False, highlight=False)
-    if not len(table):
-        raise UserError(f"{directory} holds no records")
-    return table
-
-
-def _partial(directory: Path) -> list[str]:
-    from chord_lab.sweeps.run import read_manifest
-
-    cut_short = directory.is_dir() and read_manifest(directory).get("partial")
-    return ["the run was cut short: this export is partial"] if cut_short else []
-
-
 def export_kernels(collected: Collected, folder: Path, *, into_package: bool, merge: bool) -> dict[str, Any]:
     """Write one file per device and profile, prove each against the resolver, and say what changed."""
     from w4a16_moe.resolve import BUNDLED
@@ -92,8 +74,7 @@ def export_kernels(collected: Collected, folder: Path, *, into_package: bool, me
     files = []
     for recorded in collected.tables:
         tables, remarks = legal_points(recorded)
-        for remark in remarks:
-            notes.print(remark, style="yellow", markup=False, highlight=False)
+        say(remarks)
         path = package_path(tables.device, tables.profile, BUNDLED if into_package else folder)
         if into_package and "predicted" in tables.provenance["records"]["source"]:
             raise UserError("predicted times do not go into the package: measure, or export to a folder")

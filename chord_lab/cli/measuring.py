@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from chord_lab.cli import console, notes
+from chord_lab.cli.reading import read_run, say
 from chord_lab.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ class Request:
     scenario: str
     source: str = "auto"
     draws: list[str] = field(default_factory=list)
-    seed: int = 0
+    seed: int | None = None  # of the draws; None: 0 where they are drawn, any where they are replayed
     tokens: str = "all"
     projections: list[str] = field(default_factory=list)
     profile: str | None = None
@@ -49,15 +51,46 @@ class Request:
     dask: str | None = None
 
     def token_counts(self) -> str | list[int]:
-        """``all``, ``published``, or numbers."""
+        """``all``, ``published``, or numbers, each once."""
         if self.tokens in ("all", "published"):
             return self.tokens
-        try:
-            return [int(part) for part in self.tokens.split(",")]
-        except ValueError:
-            raise UserError(
-                f"--points {self.tokens!r}: legal are all, published, or token counts such as 20,40"
-            ) from None
+        parts = [part.strip() for part in self.tokens.split(",")]
+        if not all(part.isdecimal() and len(part) <= 9 for part in parts):
+            raise UserError(f"--points {self.tokens!r}: legal are all, published, or token counts such as 20,40")
+        return list(dict.fromkeys(map(int, parts)))
+
+    def check(self) -> None:
+        """Refuse what no source could mean, whether or not this one would use it."""
+        from w4a16_moe.profiles import PROFILES
+
+        from chord_lab.measurement.peers.ahead import PEERS
+        from chord_lab.routing.draws import parse_draw
+        from chord_lab.scenarios import PROJECTIONS
+        from chord_lab.sweeps.space import SPACES, device_named
+
+        self.token_counts()
+        device_named(self.device)
+        for draw in self.draws:
+            parse_draw(draw)
+        kernels = sorted({kernel for profile in PROFILES.values() for kernel in profile.kernels})
+        named = [("profile", [self.profile] if self.profile else [], PROFILES), ("kernel", self.kernels, kernels)]
+        named += [("projection", self.projections, PROJECTIONS), ("space", [self.space], SPACES)]
+        named += [("peers", [self.peers], PEERS), ("search", [self.search], SEARCHES)]
+        for name, values, legal in named:
+            for value in values:
+                if value not in legal:
+                    raise UserError(f"--{name} {value!r}: legal are {', '.join(legal)}")
+        counts = {"--jobs": self.jobs, "--min-rounds": self.min_rounds, "--rep-ms": self.rep_ms}
+        for option, count in counts.items():
+            if count is not None and not (count > 0 and math.isfinite(count)):
+                raise UserError(f"{option} must be more than 0, not {count:g}")
+
+    def without_effect(self) -> list[str]:
+        """Options that were set and that a replay cannot follow: it has what was recorded."""
+        plain = Request(scenario=self.scenario)
+        names = {"space": "--space", "peers": "--peers", "min_rounds": "--min-rounds", "rep_ms": "--rep-ms"}
+        names |= {"jobs": "--jobs", "device": "--device"}
+        return [option for name, option in names.items() if getattr(self, name) != getattr(plain, name)]
 
     def about(self) -> dict[str, Any]:
         """For the run's manifest."""
@@ -113,9 +146,8 @@ def prepare(request: Request, out: pathlib.Path) -> tuple[Measure, Plan]:
     from chord_lab.scenarios import get_scenario
 
     get_scenario(request.scenario)  # an unknown name is refused before anything else
+    request.check()
     source = source_of(request)
-    if request.search not in SEARCHES:
-        raise UserError(f"--search {request.search!r}: legal are {', '.join(SEARCHES)}")
     if request.search != "grid" and (source != "live" or request.dask is not None):
         raise UserError(f"--search {request.search} measures live on one GPU; with {source} or --dask use grid")
     if source == "replay":
@@ -154,7 +186,7 @@ def points_of(request: Request) -> list[Point]:
         request.scenario,
         tokens=request.token_counts(),
         draws=request.draws or None,
-        seed=request.seed,
+        seed=request.seed or 0,
         projections=request.projections or ("gate_up", "down"),
         profile=request.profile,
     )
@@ -191,7 +223,7 @@ def _search(request: Request, out: pathlib.Path) -> tuple[Measure, Plan]:
         space="full",
         sampler="tpe" if request.search == "optuna" else "grid",
         per_point=share,
-        seed=request.seed,
+        seed=request.seed or 0,
     )
     return search, plan
 
@@ -219,12 +251,9 @@ def _spread(request: Request, out: pathlib.Path) -> tuple[Measure, Plan]:
 def live_settings(request: Request, out: pathlib.Path, gpu: str | None) -> Any:
     """Settings of a live run of this request."""
     from chord_lab.measurement.live import LiveSettings
-    from chord_lab.measurement.peers.ahead import PEERS
     from chord_lab.measurement.rounds import RoundsPolicy
     from chord_lab.measurement.worker import WorkerSettings
 
-    if request.peers not in PEERS:
-        raise UserError(f"--peers {request.peers!r}: legal are {', '.join(PEERS)}")
     out.mkdir(parents=True, exist_ok=True)
     log = out / "children.log"
     policy = RoundsPolicy(min_rounds=request.min_rounds, rep_ms=request.rep_ms, **request.rounds)
@@ -262,18 +291,18 @@ def _replay(request: Request) -> tuple[Measure, Plan]:
     from chord_lab.sweeps.recorded import recorded_plan
 
     table = recorded_table(request)
+    idle = request.without_effect()
+    if idle:
+        notes.print(f"replaying what was recorded: {', '.join(idle)} without effect", markup=False, highlight=False)
     return ReplayMeasure(table), recorded_plan(table)
 
 
 def recorded_table(request: Request) -> Any:
     """The records of a request's scenario."""
-    from chord_lab.records.parquet import read_tables
     from chord_lab.records.places import data_directory
     from chord_lab.sweeps.recorded import of_scenario
 
-    table, skipped = read_tables(data_directory(request.data))
-    for text in skipped:
-        notes.print(text, markup=False, highlight=False, soft_wrap=True)
+    table = read_run(data_directory(request.data))
     counts = request.token_counts()
     if counts == "published":
         from chord_lab.scenarios import get_scenario
@@ -286,9 +315,10 @@ def recorded_table(request: Request) -> Any:
         draws=request.draws or None,
         projections=request.projections or None,
         profile=request.profile,
+        kernels=request.kernels or None,
+        seed=request.seed,
     )
-    for text in remarks:
-        notes.print(text, markup=False, highlight=False, soft_wrap=True)
+    say(remarks)
     return rows
 
 

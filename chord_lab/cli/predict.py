@@ -7,10 +7,10 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from chord_lab.cli import app, console, print_json
 from chord_lab.cli.measuring import DEFAULT_DEVICE, Request, plan_for
+from chord_lab.cli.verdict_tables import Letters, compact_table, us
 from chord_lab.errors import UserError
 
 ASKED_REGRET = 0.05
@@ -44,26 +44,32 @@ def predict(
     if scenario is None:
         raise UserError("name a scenario to predict, or --evaluate to measure the prediction")
     request = Request(scenario=scenario, tokens=points, profile=profile, draws=draw or [], device=device)
+    request.check()
     rows = _predicted(request, limits, samples)
+    if not rows:
+        raise UserError(f"no candidate of {scenario} at {points} tokens: nothing to predict")
     if as_json:
         print_json({"basis": basis, "device": device, "points": rows})
         return
     console.print(
-        f"predicted for {device} from {basis}; --evaluate says how far such predictions are off", markup=False
+        f"predicted for {device} from {basis}, us; --evaluate says how far such predictions are off",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
     )
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("projection", "rows", "draw", "predicted best", "us", "default us"):
-        table.add_column(name)
+    _print_predictions(rows)
+
+
+def _print_predictions(rows: list[dict[str, Any]]) -> None:
+    letters, table = Letters(), compact_table()
+    for name in ("projection", "rows", "draw", "default", "predicted best"):
+        table.add_column(name, justify="left" if name in ("projection", "draw") else "right", no_wrap=True)
     for row in rows:
-        table.add_row(
-            row["projection"],
-            str(row["routed_m"]),
-            row["draw"],
-            row["label"],
-            f"{row['time_us']:.1f}",
-            f"{row['default_time_us']:.1f}",
-        )
+        place = (row["projection"], str(row["routed_m"]), row["draw"])
+        table.add_row(*place, us(row["default_time_us"]), f"{us(row['time_us'])} {letters.of(row['label']):<2}")
     console.print(table)
+    for line in letters.legend():
+        console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
 def _predicted(request: Request, limits: Any, samples: Any) -> list[dict[str, Any]]:
@@ -73,6 +79,8 @@ def _predicted(request: Request, limits: Any, samples: Any) -> list[dict[str, An
     rows = []
     for point, candidates in plan_for(request, limits).by_point():
         schedules = [c.schedule for c in candidates if c.schedule is not None]
+        if not schedules:
+            continue
         times = model.predict_us(point, schedules)
         best = int(times.argmin())
         default = next(i for i, c in enumerate(candidates) if c.default)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -66,6 +67,11 @@ def record(
         jobs=jobs,
         rounds={"max_rounds": max(min_rounds, MAX_ROUNDS), "keep": (48, 24, 6, 4)},
     )
+    request.check()
+    for name in profile or ():
+        replace(request, profile=name).check()
+    if points not in ("all", "published"):
+        raise UserError(f"--points {points!r}: legal are all, published")
     wanted = recording_points(request, list(scenario or SCENARIOS), profile)
     if plan_only:
         plan = make_plan(wanted, device_named("nvidia_h200"), space=space)
@@ -105,18 +111,19 @@ def recording_points(request: Request, scenarios: list[str], profiles: list[str]
     from chord_lab.sweeps.points import scenario_points
 
     first, later, others = [], [], []
+    seed = request.seed or 0
     for name in scenarios:
         scenario = get_scenario(name)
         for profile in profiles or _profiles(scenario):
             draws = request.draws if scenario.interface == "indexed" else [scenario.draw]
-            published = scenario_points(name, tokens="published", draws=draws[:1], seed=request.seed, profile=profile)
+            published = scenario_points(name, tokens="published", draws=draws[:1], seed=seed, profile=profile)
             first += published
             if request.tokens == "all":
-                whole = scenario_points(name, draws=draws[:1], seed=request.seed, profile=profile)
+                whole = scenario_points(name, draws=draws[:1], seed=seed, profile=profile)
                 later += [point for point in whole if point not in set(published)]
             if profiles or profile == scenario.profile:  # the other draws are about the scenario's own profile
                 others += (
-                    scenario_points(name, tokens="published", draws=draws[1:], seed=request.seed, profile=profile)
+                    scenario_points(name, tokens="published", draws=draws[1:], seed=seed, profile=profile)
                     if draws[1:]
                     else []
                 )

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from chord_lab.cli import app, console, notes, print_json
+from chord_lab.cli import app, console, print_json
+from chord_lab.cli.reading import cut_short, read_run, say
 from chord_lab.errors import UserError
 
 
@@ -19,14 +20,7 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Write a report that opens with no network: winners with margins, figures, peers, failures, environment."""
-    from chord_lab.records import read_tables
-    from chord_lab.sweeps.run import read_manifest
-
-    table, notices = read_tables(directory)
-    for notice in notices:
-        notes.print(notice, style="yellow", markup=False, highlight=False)
-    if not len(table):
-        raise UserError(f"{directory} holds no records")
+    table = read_run(directory)
     try:
         from chord_lab.export.report import write_report
     except ModuleNotFoundError as error:
@@ -34,14 +28,12 @@ def report(
             raise
         needs = "a report needs the extra: pip install 'chord-lab[lab]'"
         raise UserError(f"{error.name} is not installed; {needs}") from None
-    cut_short = directory.is_dir() and read_manifest(directory).get("partial")
-    remarks = ("the run was cut short: this report is partial",) if cut_short else ()
+    remarks = ("the run was cut short: this report is partial",) if cut_short(directory) else ()
     folder = directory if directory.is_dir() else directory.parent
     written = write_report(table, output or folder / "report.html", title=title, remarks=remarks)
     if as_json:
         print_json(written)
         return
-    for remark in written.remarks:
-        notes.print(remark, style="yellow", markup=False, highlight=False)
+    say(written.remarks)
     console.print(f"{written.num_points} points, {written.num_figures} figures", highlight=False)
     console.print(f"wrote {written.path}", highlight=False, soft_wrap=True)

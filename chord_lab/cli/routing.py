@@ -13,6 +13,7 @@ from chord_lab.errors import UserError
 BAR_WIDTH = 32
 SHOWN_BLOCKS = (8, 16, 32, 64, 96, 128, 176, 256)
 MOST_BARS = 24
+MOST_BLOCK_M = 1 << 20
 
 
 @app.command("routing")
@@ -54,8 +55,8 @@ def describe_routing(
     """Everything the command shows, under the JSON's keys."""
     from chord_lab import routing as r
 
-    if block_m < 1:
-        raise UserError(f"block_m must be at least 1, not {block_m}")
+    if not 1 <= block_m <= MOST_BLOCK_M:
+        raise UserError(f"block_m must be at least 1 and at most {MOST_BLOCK_M}, not {block_m}")
     ids = r.draw_topk_ids(draw, num_tokens=tokens, num_experts=experts, top_k=top_k, seed=seed)
     load = _share_of_gpu(ids, placement, gpu, experts) if placement else r.local_load(ids, experts)
     tok_e = load.tok_e

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def scenarios(
     name: Annotated[str, typer.Argument(help="A scenario, a model, or a Hugging Face config.json.")] = "",
     shard: Annotated[str, typer.Option(help="With a config.json: ep8, tp8, ep4tp2, ep8r16, ...")] = "",
-    phase: Annotated[str, typer.Option(help="With a config.json: prefill, decode, grouped_...")] = "decode",
+    phase: Annotated[str, typer.Option(help="With a config.json: prefill, decode (taken if not given), ...")] = "",
     shapes_only: Annotated[
         bool, typer.Option("--shapes-only", help="Take a config's shapes even if its weights are stored another way.")
     ] = False,
@@ -27,10 +27,14 @@ def scenarios(
     """List scenarios, or show one: problems, default profile, token sweep. A config.json works too."""
     from chord_lab.scenarios import MODELS, get_scenario
 
+    if name.endswith(".json") or (name and Path(name).expanduser().is_dir()):
+        _show_config(name, shard, phase, shapes_only, as_json)
+        return
+    if shard or phase or shapes_only:
+        wanted = f"{name.split('/')[0] or 'MODEL'}/{shard or 'ep8'}/{phase or 'decode'}"
+        raise UserError(f"--shard, --phase and --shapes-only go with a config.json; a known model is named {wanted}")
     if not name:
         _list(as_json)
-    elif name.endswith(".json") or Path(name).expanduser().is_dir():
-        _show_config(name, shard, phase, shapes_only, as_json)
     elif name in MODELS:
         _show_model(name, as_json)
     else:
@@ -109,6 +113,7 @@ def _show_model(name: str, as_json: bool) -> None:
 def _show_config(path: str, shard: str, phase: str, shapes_only: bool, as_json: bool) -> None:
     from chord_lab.scenarios import PHASES, Shard, make_scenario, read_config, shard_table
 
+    phase = phase or "decode"
     if phase not in PHASES:
         raise UserError(f"phase {phase!r} is unknown; legal: {', '.join(PHASES)}")
     config = read_config(path)

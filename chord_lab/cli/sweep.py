@@ -21,7 +21,7 @@ Source = Annotated[str, typer.Option(help="auto (live with a GPU, else replay), 
 Out = Annotated[pathlib.Path, typer.Option(help="Directory of the run: journal, records, manifest.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out: only what is missing.")]
 Draw = Annotated[list[str] | None, typer.Option(help="Routing: uniform, balanced, zipf:S, file:PATH; repeatable.")]
-Seed = Annotated[int, typer.Option(help="Seed of the routing draw.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the routing draw: 0, or what was recorded.")]
 Points = Annotated[str, typer.Option(help="all, published, or token counts such as 20,40.")]
 Projection = Annotated[list[str] | None, typer.Option(help="gate_up or down; both when not given.")]
 Profile = Annotated[str | None, typer.Option(help="Weight profile; the scenario's own when not given.")]
@@ -47,7 +47,7 @@ def sweep(
     resume: Resume = False,
     plan_only: Annotated[bool, typer.Option("--plan-only", help="Say what would be done, and do nothing.")] = False,
     draw: Draw = None,
-    seed: Seed = 0,
+    seed: Seed = None,
     points: Points = "all",
     projection: Projection = None,
     profile: Profile = None,
@@ -100,6 +100,7 @@ def show_plan(request: Request, as_json: bool) -> None:
     """How many candidates, how many refused and why, and the expected time."""
     from chord_lab.sweeps.space import device_named
 
+    request.check()
     source = source_of(request)
     plan = (
         prepare(request, pathlib.Path("."))[1]
@@ -119,7 +120,7 @@ def do_sweep(
     from chord_lab.sweeps.run import Budget, run
 
     for name, value in (("--budget-seconds", budget_seconds), ("--budget-candidates", budget_candidates)):
-        if value is not None and value <= 0:
+        if value is not None and not value > 0:  # nan too
             raise UserError(f"{name} must be more than 0, not {value:g}")
     request.most = budget_candidates
     request.budgeted = budget_candidates is not None or budget_seconds is not None

@@ -22,6 +22,7 @@ app.add_typer(tables)
 
 File = Annotated[Path, typer.Argument(help="A table: ours, vLLM's, SGLang's, Humming's rows, Kernel Tuner's, ...")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document.")]
+Largest = Annotated[int, typer.Option("--to", min=1, max=10_000_000, help="Largest number of rows to try one by one.")]
 MOST_ROWS = 40
 
 
@@ -46,7 +47,7 @@ def show(file: File, as_json: Json = False) -> None:
 @tables.command("check")
 def check(
     file: File,
-    largest: Annotated[int, typer.Option("--to", min=1, help="Largest number of rows to try one by one.")] = 20000,
+    largest: Largest = 20000,
     as_json: Json = False,
 ) -> None:
     """Prove that rows have neither gap nor overlap and agree with the resolver for every m."""

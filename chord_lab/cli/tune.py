@@ -11,6 +11,7 @@ import typer
 
 from chord_lab.cli import app, console, notes, print_json
 from chord_lab.cli.measuring import Request, source_of
+from chord_lab.cli.reading import read_run, say
 from chord_lab.cli.sweep import (
     Candidates,
     Dask,
@@ -59,7 +60,7 @@ def tune(
     out: Out = None,
     resume: Resume = False,
     draw: Draw = None,
-    seed: Seed = 0,
+    seed: Seed = None,
     points: Points = "auto",
     profile: Profile = None,
     traffic: TrafficFile = None,
@@ -93,6 +94,8 @@ def tune(
         jobs=jobs,
     )
     live = source_of(request) == "live"
+    if into_package and source == "predict":
+        raise UserError("predicted times do not go into the package: measure, or leave out --into-package")
     if mix:
         request.draws, request.tokens = list(mix.draws), ",".join(map(str, sorted(mix.points)))
     elif points == "auto":
@@ -136,13 +139,10 @@ def _traffic(path: pathlib.Path | None, scenario: str | None, chosen: bool) -> T
 
 
 def _verdicts(directory: pathlib.Path, mix: Traffic | None) -> tuple[pa.Table, list[Winner]]:
-    from chord_lab.records.parquet import read_tables
     from chord_lab.sweeps.traffic import traffic_winners
     from chord_lab.sweeps.winners import winners
 
-    table, skipped = read_tables(directory)
-    for text in skipped:
-        notes.print(text, markup=False, highlight=False, soft_wrap=True)
+    table = read_run(directory)
     return table, traffic_winners(table, mix) if mix else winners(table)
 
 
@@ -154,8 +154,7 @@ def _export(
 
     found, mix = verdicts
     collected = collect(table, mixed=found, traffic=mix.to_dict()) if mix else collect(table)
-    for remark in collected.remarks:
-        notes.print(remark, markup=False, highlight=False, soft_wrap=True)
+    say(collected.remarks)
     return {
         **export_kernels(collected, directory / "tables", into_package=into_package, merge=False),
         "missing": collected.missing,

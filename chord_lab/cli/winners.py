@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from chord_lab.cli import app, notes, print_json
+from chord_lab.cli import app, print_json
+from chord_lab.cli.reading import read_run
 from chord_lab.cli.verdict_tables import print_winners
 from chord_lab.errors import UserError
 
@@ -31,17 +32,12 @@ def winners(
 
 def read_winners(directory: pathlib.Path, margin: float = 0.01) -> list[Winner]:
     """Winners of everything recorded under a directory; what could not be read is named."""
-    from chord_lab.records.parquet import read_tables
     from chord_lab.sweeps.winners import winners as compute
 
     if not 0 <= margin < 1:
         raise UserError(f"--margin must be from 0 to below 1, not {margin:g}")
-    table, skipped = read_tables(directory)
-    for text in skipped:
-        notes.print(text, markup=False, highlight=False, soft_wrap=True)
-    if not len(table):
-        raise UserError(f"{directory} holds no records; `chord-lab sweep ... --out {directory}` makes some")
-    return compute(table, margin)
+    hint = f"; `chord-lab sweep SCENARIO --out {directory}` makes some" if directory.is_dir() else ""
+    return compute(read_run(directory, hint), margin)
 
 
 def as_dict(winner: Winner) -> dict[str, Any]:

@@ -50,6 +50,11 @@ def floor_us(point: Point) -> float:
     return LAUNCH_US + math.hypot(memory, compute)  # a smooth maximum
 
 
+def least_us(point: Point) -> float:
+    """What no schedule can beat: a copy of the bytes, or the dense rate before the power cap bites (a fifth more)."""
+    return max(point.num_bytes / COPY_GBPS / 1e3 / 1.03, point.flops / DENSE_TFLOPS / 1e6 / 1.2)
+
+
 def occupancy(schedule: Schedule, facts: CompileFacts | None, device: Device) -> int:
     """CTAs that one SM holds, by registers, shared memory and threads."""
     registers = (facts.registers if facts else None) or ASSUMED_REGISTERS

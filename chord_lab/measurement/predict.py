@@ -19,7 +19,7 @@ from w4a16_moe.problem import MoeProblem
 from w4a16_moe.schedule import Schedule
 
 from chord_lab.errors import UserError
-from chord_lab.measurement.features import CONTINUOUS, features, floor_us, matrix
+from chord_lab.measurement.features import CONTINUOUS, features, floor_us, least_us, matrix
 from chord_lab.records.attempt import Candidate, Point, Sink, record_of
 from chord_lab.records.decode import decode
 from chord_lab.records.frames import to_frame
@@ -79,7 +79,9 @@ class CostModel:
             if anchors is not None:
                 mine = np.array([s.kernel == kernel for s in schedules])
                 logs[mine] += _kernel(scaled[mine], anchors[0]) @ anchors[1]
-        return floor_us(point) * np.exp(logs)
+        times, least = floor_us(point) * np.exp(logs), least_us(point)
+        # beyond what was recorded the fit may promise what the card cannot do; the order of such candidates stays
+        return np.where(times < least, least * (1 + 1e-6 * times / least), times)
 
     def order(self, point: Point, schedules: list[Schedule]) -> list[Schedule]:
         """Fastest by prediction first."""
@@ -241,7 +243,7 @@ def recorded_samples(data: pathlib.Path | None, device: Device) -> tuple[list[Sa
         have = sorted({str(d) for d in table["device"].unique().to_pylist()}) or ["none"]
         raise UserError(f"no records of {device.slug} to predict from; recorded devices: {', '.join(have)}")
     dates = sorted(str(d)[:10] for d in table["date"].unique().to_pylist())
-    return samples, f"{len(samples)} records, {dates[0]} to {dates[-1]}"
+    return samples, f"{len(samples)} records, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}"
 
 
 def predictor_from_data(data: pathlib.Path | None, device: Device) -> PredictMeasure:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from w4a16_moe.problem import MoeProblem
 
+from chord_lab.errors import UserError
 from chord_lab.records.attempt import Candidate, Point
 from chord_lab.records.rows import PROBLEM_COLUMNS, ROUTING_COLUMNS, SCHEDULE_COLUMNS, routing_of, schedule_of
 
@@ -47,11 +48,18 @@ _decoded: dict[int, tuple[weakref.ref[Any], Decoded]] = {}  # by id of a living 
 
 
 def decode(table: pa.Table) -> Decoded:
-    """Points and candidates of a records table; remembered while the table lives, since several steps ask."""
+    """Points and candidates of a records table; remembered while the table lives, since several steps ask.
+
+    Raises:
+        UserError: a value that no record can have.
+    """
     known = _decoded.get(id(table))
     if known is not None and known[0]() is table:
         return known[1]
-    made = _decode(table)
+    try:
+        made = _decode(table)
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        raise UserError(f"these records are damaged: {' '.join(str(error).split())[:200]}") from None
     key = id(table)
     _decoded[key] = (weakref.ref(table, lambda _: _decoded.pop(key, None)), made)
     return made
@@ -133,7 +141,12 @@ def tok_e_ids(table: pa.Table) -> Ids:
 def _point(row: dict[str, Any]) -> Point:
     routing = routing_of(row)
     if routing is None:
-        raise ValueError(f"record of {row['scenario']} {row['projection']} has no routing")
+        raise ValueError(f"a record of {row['scenario']} {row['projection']} has no routing")
+    lacking = [
+        name for name in ("scenario", "projection", "profile", "num_tokens", "routed_m") if row[name] in (None, "")
+    ]
+    if lacking:
+        raise ValueError(f"a record has no {', '.join(lacking)}")
     return Point(
         scenario=row["scenario"] or "",
         projection=row["projection"] or "",

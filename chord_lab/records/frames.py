@@ -71,7 +71,8 @@ def _add_times(frame: pd.DataFrame, times: pa.Array) -> None:
     num_rounds = np.bincount(rows, minlength=len(frame))
     middle = segment_medians(medians, num_rounds)
     ok = (frame["status"] == "ok").to_numpy() if "status" in frame else np.ones(len(frame), dtype=bool)
-    frame["time_us"] = np.where(ok & (middle > 0), middle, np.nan)  # zero: too short to time, so unknown
+    known = ok & (middle > 0) & np.isfinite(middle)  # zero: too short to time, so unknown
+    frame["time_us"] = np.where(known, middle, np.nan)
     frame["num_rounds"] = num_rounds
 
 

@@ -19,6 +19,7 @@ from chord_lab.records.rows import from_row, to_row
 
 LOCK_NAME = ".lock"
 JOURNAL_GLOB = "journal-*.jsonl"
+MOST_NOTICES = 5  # of one file, one a line; the rest is counted
 
 
 def now() -> str:
@@ -98,8 +99,14 @@ class Journal:
 def lock(directory: pathlib.Path) -> Iterator[None]:
     """Hold `directory` for one run. The system drops the lock with the process, so kill -9 leaves no stale one."""
     directory = pathlib.Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    with open(directory / LOCK_NAME, "a+", encoding="utf-8") as file:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        opened = open(directory / LOCK_NAME, "a+", encoding="utf-8")  # noqa: SIM115 (closed below)
+    except FileExistsError:
+        raise UserError(f"{directory} is a file; a run needs a directory") from None
+    except OSError as error:
+        raise UserError(f"{directory} cannot hold a run: {error.strerror}") from None
+    with opened as file:
         try:
             _lock_file(file)
         except OSError:
@@ -148,11 +155,14 @@ def read_journal(path: pathlib.Path) -> ReadResult:
             else:
                 result.records.append(from_row(row))
         except UnicodeDecodeError:
-            result.notices.append(f"{path}: line {number} is not UTF-8; skipped")
+            result.notices.append(f"{path}: line {number}: not UTF-8; skipped")
         except (ValueError, RecursionError) as error:
             torn = number == len(lines)  # a whole line ends in a line feed
             what = "torn (the run was cut off while writing it)" if torn else _one_line(error)
             result.notices.append(f"{path}: line {number}: {what}; skipped")
+    more = len(result.notices) - MOST_NOTICES
+    if more > 0:
+        result.notices[MOST_NOTICES:] = [f"{path}: {more} more lines are no records; skipped"]
     return result
 
 

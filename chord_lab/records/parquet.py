@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from w4a16_moe.problem import MoeProblem
@@ -76,10 +77,17 @@ def write_parquet(table_or_records: pa.Table | Iterable[Record], path: pathlib.P
         pq.write_table(table, temporary, compression="zstd", compression_level=level)
         os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
     return path
 
 
+# Without one of these a file holds no records; any other column that an older file lacks is null.
+ESSENTIAL = (
+    "run_id", "date", "kind", "status", "source", "scenario", "projection", "profile", "num_experts", "N", "K",
+    "group_size", "top_k", "num_tokens", "routed_m", "draw", "tok_e", "kernel", "block_m", "block_n", "block_k",
+    "default", "times_us", "device_name",
+)  # fmt: skip
 NO_RECORDS = (".", "bench-")  # hidden files, and summaries of a comparison: no records by their name
 
 
@@ -118,11 +126,12 @@ def read_tables(
         else:
             try:
                 present = set(pq.read_schema(file).names)
-                if not {"run_id", "status"} <= present:
-                    raise ValueError("its columns are not those of records")
+                lacking = [name for name in ESSENTIAL if name not in present]
+                if lacking:
+                    raise ValueError(f"it lacks the columns {', '.join(lacking[:3])}")
                 table = _conform(pq.read_table(file, columns=[n for n in schema.names if n in present]), schema)
             except (OSError, ValueError, pa.ArrowException) as error:
-                notices.append(f"{file}: not a records file ({' '.join(str(error).split())[:160]}); skipped")
+                notices.append(f"{file}: not a records file ({_why_unread(error)}); skipped")
                 continue
         tables.append(table)
     if not tables:
@@ -131,6 +140,11 @@ def read_tables(
     if any(column.num_chunks > 1 for column in whole.columns):
         whole = whole.unify_dictionaries().combine_chunks()
     return whole, notices
+
+
+def _why_unread(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return "no Parquet file, or cut off" if "magic bytes" in text or "file size" in text else text[:160]
 
 
 def _conform(table: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -21,6 +21,7 @@ from chord_lab.errors import UserError
 Ids = npt.NDArray[np.int32]
 
 GENERATOR = "numpy-pcg64-v1"  # part of every record: another generator or version is another routing
+MOST_TOKENS, MOST_EXPERTS, MOST_SCORES = 1 << 24, 1 << 16, 1 << 33  # beyond: minutes and gigabytes for a typing error
 _ROWS_AT_ONCE = 1 << 22  # scores held at a time, 32 MiB
 
 
@@ -60,6 +61,14 @@ def parse_draw(text: str) -> Draw:
             return Draw(kind="file", path=path, layer=int(layer))
         return Draw(kind="file", path=argument)
     raise UserError(f"unknown draw {text!r}; legal: uniform, balanced, zipf:S, file:PATH (file:PATH#LAYER)")
+
+
+def canonical_draw(text: str) -> str:
+    """One name for one draw: ``zipf:1.0`` and ``zipf:1`` are the same; what is no draw stays as it is."""
+    try:
+        return str(parse_draw(text))
+    except UserError:
+        return text
 
 
 def draw_topk_ids(draw: str | Draw, *, num_tokens: int, num_experts: int, top_k: int, seed: int = 0) -> Ids:
@@ -108,6 +117,11 @@ def _check_counts(num_tokens: int, num_experts: int, top_k: int) -> None:
         raise UserError(f"experts must be at least 1, not {num_experts}")
     if num_tokens < 0:
         raise UserError(f"tokens must be at least 0, not {num_tokens}")
+    for name, count, most in (("experts", num_experts, MOST_EXPERTS), ("tokens", num_tokens, MOST_TOKENS)):
+        if count > most:
+            raise UserError(f"{name} must be at most {most}, not {count}")
+    if num_tokens * num_experts > MOST_SCORES:
+        raise UserError(f"{num_tokens} tokens over {num_experts} experts are too many to draw (at most {MOST_SCORES})")
     if not 1 <= top_k <= num_experts:
         raise UserError(f"top_k must be from 1 to the {num_experts} experts, not {top_k}")
 

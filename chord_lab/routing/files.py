@@ -138,6 +138,8 @@ def _document(path: Path) -> Any:
         return json.loads(path.read_bytes().decode("utf-8"))
     except FileNotFoundError:
         raise UserError(f"no such file: {path}") from None
+    except IsADirectoryError:
+        raise UserError(f"{path} is a directory") from None
     except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not readable JSON: {error}") from None
 
@@ -166,18 +168,18 @@ def _pick(document: Any) -> tuple[str, Any]:
 
 def _numbers(path: Path) -> tuple[str, npt.NDArray[Any]]:
     """(ids | counts | "", array of 1 or 2 axes)."""
+    if not path.is_file():
+        raise UserError(f"{path} is a directory" if path.is_dir() else f"no such file: {path}")
     if path.suffix not in _SUFFIXES:
         more = "; a pickle can run code and is not read" if path.suffix in (".pt", ".pth", ".pkl", ".pickle") else ""
         raise UserError(f"{path}: {path.suffix or 'no suffix'} is not read; legal: {', '.join(_SUFFIXES)}{more}")
-    if not path.is_file():
-        raise UserError(f"no such file: {path}")
     try:
         name, value = _read(path)
         array = np.asarray(value)
     except UserError:
         raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is not readable: {str(error).splitlines()[0]}") from None
+    except (OSError, EOFError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise UserError(f"{path} is not readable: {(str(error).splitlines() or ['unknown fault'])[0]}") from None
     if array.dtype == object or not np.issubdtype(array.dtype, np.number) or array.ndim not in (1, 2):
         raise UserError(f"{path} holds no table of numbers: expected topk_ids [tokens, top_k] or counts [experts]")
     return name, array

@@ -11,6 +11,7 @@ import numpy as np
 from chord_lab.errors import UserError
 from chord_lab.records.decode import decode, group
 from chord_lab.records.record import Environment
+from chord_lab.routing.draws import canonical_draw
 from chord_lab.sweeps.plan import Plan
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ def of_scenario(
     draws: Sequence[str] | None = None,
     projections: Sequence[str] | None = None,
     profile: str | None = None,
+    kernels: Sequence[str] | None = None,
+    seed: int | None = None,
 ) -> tuple[pa.Table, list[str]]:
     """A scenario's rows and its run's ceilings; where a point was recorded by several runs, the newest. And remarks."""
     import pyarrow as pa
@@ -43,14 +46,23 @@ def of_scenario(
         return pc.is_in(words.cast(kind), value_set=pa.array(list(values), kind))
 
     mask = one_of("scenario", [scenario])
-    for column, values in (("draw", draws), ("projection", projections), ("profile", [profile] if profile else None)):
+    if draws is not None:
+        asked = {canonical_draw(draw) for draw in draws}
+        have = table["draw"].unique().to_pylist()
+        named = [draw for draw in have if draw and canonical_draw(str(draw)) in asked]
+        mask = pc.and_(mask, one_of("draw", named))
+    for column, values in (("projection", projections), ("profile", [profile] if profile else None)):
         if values is not None:
             mask = pc.and_(mask, one_of(column, values))
-    if not isinstance(tokens, str):
-        mask = pc.and_(mask, one_of("num_tokens", list(tokens)))
+    for column, numbers in (("num_tokens", None if isinstance(tokens, str) else tokens), ("seed", seed)):
+        if numbers is not None:
+            mask = pc.and_(mask, one_of(column, [numbers] if isinstance(numbers, int) else numbers))
+    if kernels is not None:  # the default stays to be beaten, and peers come along
+        stays = pc.or_(pc.fill_null(table["default"], False), pc.invert(one_of("kind", ["candidate"])))
+        mask = pc.and_(mask, pc.or_(stays, pc.fill_null(one_of("kernel", kernels), False)))
     chosen = table if pc.all(mask).as_py() else table.filter(mask)
     if not len(chosen):
-        raise UserError(_why_none(table, scenario, tokens, draws, projections, profile))
+        raise UserError(_why_none(table, scenario, tokens, draws, projections, profile, kernels, seed))
     chosen, remarks = newest_runs(chosen)
     run_ids = chosen["run_id"].unique().to_pylist()
     ceilings = table.filter(pc.and_(one_of("run_id", run_ids), one_of("kind", ["ceiling"])))
@@ -68,10 +80,11 @@ def _why_none(table: pa.Table, scenario: str, *chosen: object) -> str:
         have = f"recorded are: {', '.join(names) or 'none'}"
         return f"no records of {scenario}; {have}; --source predict needs none of its own, --source live a GPU"
     rows = table.filter(pc.equal(table["scenario"].cast("string"), scenario))
-    columns = ("num_tokens", "draw", "projection", "profile")
+    columns = ("num_tokens", "draw", "seed", "projection", "profile")
     have = "; ".join(f"{name} {', '.join(map(str, sorted(rows[name].unique().to_pylist())))}" for name in columns)
-    wanted = [value if isinstance(value, str) else ", ".join(map(str, value)) for value in chosen if value]  # type: ignore[call-overload]
-    return f"no records of {scenario} at {'; '.join(word for word in wanted if word != 'all')}; recorded: {have}"
+    lists = [v if isinstance(v, Sequence) and not isinstance(v, str) else [v] for v in chosen if v not in (None, "all")]
+    wanted = "; ".join(", ".join(map(str, values)) for values in lists)
+    return f"no records of {scenario} at {wanted}; recorded: {have}"
 
 
 def newest_runs(table: pa.Table) -> tuple[pa.Table, list[str]]:

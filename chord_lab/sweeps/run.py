@@ -8,7 +8,7 @@ import pathlib
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -252,8 +252,12 @@ def write_manifest(directory: pathlib.Path, plan: Plan, this: Run, source: str, 
     }
     path = directory / MANIFEST
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def read_manifest(directory: pathlib.Path) -> dict[str, Any]:

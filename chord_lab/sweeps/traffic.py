@@ -55,7 +55,7 @@ def read_traffic(path: pathlib.Path) -> Traffic:
         value = yaml.safe_load(pathlib.Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not YAML: {' '.join(str(error).split())[:160]}") from None
     if not isinstance(value, dict):
         raise UserError(f"{path} must be a mapping with scenario, points and draws")

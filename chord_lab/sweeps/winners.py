@@ -151,7 +151,7 @@ def _timed(table: pa.Table, columns: dict[str, Any], contest: npt.NDArray[np.int
     rows, medians = round_medians(table["times_us"].combine_chunks())
     count = np.bincount(rows, minlength=len(table))
     rounds = _round_numbers(table, count)
-    usable = ok[rows] & (medians > 0)
+    usable = ok[rows] & (medians > 0) & np.isfinite(medians)
     rows, medians, rounds = rows[usable], medians[usable], rounds[usable]
     time = np.full(len(table), np.nan)
     per_row = np.bincount(rows, minlength=len(table))

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,8 @@ def write_chrome_trace(trace: Trace, path: Path) -> int:
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror})") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
     return count
 
 

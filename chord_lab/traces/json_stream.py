@@ -17,6 +17,12 @@ BUFFER = 1 << 20
 GZIP_DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error)
 
 
+# What the streaming parser cannot survive: it keeps the path of every open level (the square of the depth in memory),
+# and dies of a whole number with more digits than Python converts.
+MOST_OPENED, MOST_DIGITS = 20_000, 4_000
+AS_ZEROS = bytes.maketrans(b"123456789", b"000000000")
+
+
 class Head(NamedTuple):
     """What stands before the list of events, and where the list is."""
 
@@ -78,7 +84,8 @@ def _feed(path: Path, prefix: str, sink: _Counted, mended: bool) -> list[str]:
 
     try:
         with open_bytes(path) as stream:
-            source: Any = _Mended(stream) if mended else stream
+            guarded = _Guarded(path, stream)
+            source: Any = _Mended(guarded) if mended else guarded
             # exact numbers are slower, and needed only where some do not fit 64 bits
             for event in ijson.items(source, prefix, use_float=not mended, buf_size=BUFFER):
                 sink(event)
@@ -96,7 +103,7 @@ def read_head(path: Path) -> Head:
     key = ""
     try:
         with open_bytes(path) as stream:
-            for prefix, event, value in ijson.parse(_Mended(stream), buf_size=1 << 14):
+            for prefix, event, value in ijson.parse(_Mended(_Guarded(path, stream)), buf_size=1 << 14):
                 if prefix == "" and event == "start_array":
                     return Head("item", {})
                 if prefix == "" and event not in ("start_map", "map_key"):
@@ -123,7 +130,7 @@ def late_value(path: Path, key: str) -> Any:
     import ijson
 
     with open_bytes(path) as stream:
-        return next(ijson.items(_Mended(stream), key, buf_size=BUFFER), None)
+        return next(ijson.items(_Mended(_Guarded(path, stream)), key, buf_size=BUFFER), None)
 
 
 def _one_line(error: Exception) -> str:
@@ -133,6 +140,25 @@ def _one_line(error: Exception) -> str:
 def _cut_off(error: Exception) -> bool:
     text = str(error).lower()
     return "premature eof" in text or "incomplete" in text
+
+
+class _Guarded:
+    """A byte stream that is refused before the parser dies of it. Looks at whole blocks: a hundredth of the parsing."""
+
+    def __init__(self, path: Path, stream: Any) -> None:
+        self.path, self.stream, self.tail = path, stream, b""
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes as they are. Raises UserError for nesting or numbers that no trace has."""
+        block = self.stream.read(size)
+        opened = block.count(b"[") + block.count(b"{") - block.count(b"]") - block.count(b"}")
+        if opened > MOST_OPENED:
+            raise UserError(f"{self.path}: JSON nested {opened:,} levels deep: no trace")
+        digits = (self.tail + block).translate(AS_ZEROS)
+        if b"0" * MOST_DIGITS in digits:
+            raise UserError(f"{self.path}: JSON with a number of more than {MOST_DIGITS:,} digits: no trace")
+        self.tail = block[-MOST_DIGITS:]
+        return block
 
 
 class _Mended:

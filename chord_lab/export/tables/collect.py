@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from w4a16_moe.devices import device_slug
 from w4a16_moe.problem import MoeProblem
+from w4a16_moe.profiles import PROFILES
 
 from chord_lab import __version__
 from chord_lab.analysis.selection import LIKENESS_COLUMNS, is_missing
@@ -14,6 +15,7 @@ from chord_lab.errors import UserError
 from chord_lab.export.tables.kernels import KernelTables
 from chord_lab.export.tables.points import Missing, TablePoint, missing_points
 from chord_lab.records import to_frame
+from chord_lab.routing.draws import canonical_draw
 from chord_lab.scenarios import get_scenario
 from chord_lab.sweeps.recorded import newest_runs
 from chord_lab.sweeps.winners import MARGIN, Winner, winners
@@ -57,7 +59,7 @@ def collect(
     if not found:
         have = ", ".join(sorted({str(s) for s in frame["scenario"].dropna().unique()} - {""})) or "none"
         raise UserError(f"no candidate of our kernels to export; recorded scenarios: {have}")
-    chosen = [w for w in found if w.draw == _draw_for(w.scenario, found, draw)]
+    chosen = [w for w in found if canonical_draw(w.draw) == canonical_draw(_draw_for(w.scenario, found, draw))]
     if not chosen:
         raise UserError(f"no record of draw {draw!r}; recorded: {', '.join(sorted({w.draw for w in found}))}")
     left_out = sorted({w.draw for w in found} - {w.draw for w in chosen})
@@ -66,6 +68,10 @@ def collect(
     _refuse_double(chosen)
     groups: dict[tuple[str, str], list[Winner]] = {}
     for w in chosen:
+        if w.profile not in PROFILES:
+            raise UserError(f"these records are of profile {w.profile!r}, unknown here; known: {', '.join(PROFILES)}")
+        if not device_slug(w.device):
+            raise UserError("these records name no device: a table cannot say where it acts")
         groups.setdefault((w.device, w.profile), []).append(w)
     problems = _problems(frame)
     tables = []
@@ -158,6 +164,8 @@ def _provenance(
     """What a table's header says about where it comes from."""
     runs = sorted({w.run_id for w in members})
     rows = frame[frame["run_id"].isin(runs) & (frame["kind"] == "candidate")]
+    for column in ("profile", "scenario", "draw"):  # those of this table alone: a run may hold other ones
+        rows = rows[rows[column].isin({getattr(w, column) for w in members})] if not traffic else rows
 
     def seen(column: str) -> Any:
         values = [v for v in rows[column].unique() if not is_missing(v) and str(v) != ""] if column in rows else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,7 +114,7 @@ def t4_result(row: dict[str, Any]) -> dict[str, Any]:
         "timestamp": str(row["date"]),
         "configuration": configuration,
         "objectives": ["time"],
-        "times": {"runtimes": [time / 1e3 for time in round_medians(row.get("times_us"))]},
+        "times": {"runtimes": [time / 1e3 for time in round_medians(row.get("times_us")) if math.isfinite(time)]},
         "invalidity": _INVALIDITY.get(status, "runtime"),
         "correctness": 1 if status == "ok" else 0,
         "measurements": measurements,
