@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from chord_lab.analysis import CompareInfo, LayerInfo, PairInfo
 from chord_lab.export import look, palette
-from chord_lab.export.figures import LEGEND_UNDER_TWO_LEVELS, Times, whiskers
+from chord_lab.export.figures import Times, whiskers
 
 # From here on a bar would flatten those that are compared: such an implementation is named under the title instead.
 FAR = 4.0
@@ -108,7 +108,6 @@ def draw_compare(info: CompareInfo) -> go.Figure:
         y="time / our time",
         xaxis_type="multicategory",
         barmode="group",
-        legend=LEGEND_UNDER_TWO_LEVELS,
     )
 
 

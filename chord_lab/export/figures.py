@@ -23,7 +23,6 @@ from chord_lab.analysis import (
 from chord_lab.export import look, palette
 from chord_lab.sweeps.winners import Winner
 
-LEGEND_UNDER_TWO_LEVELS = {"orientation": "h", "yanchor": "top", "y": -0.32, "x": 0, "bgcolor": look.CLEAR}
 Times = Sequence[float | None]
 MOST_CELLS = 40_000  # a heatmap of more cells than this is thinned, and says so
 
@@ -174,7 +173,6 @@ def draw_winners(winners: Sequence[Winner], source: str) -> go.Figure:
         y="time saved, %",
         xaxis_type="multicategory",
         barmode="overlay",
-        legend=LEGEND_UNDER_TWO_LEVELS,
         bargap=0.3,
     )
 
@@ -201,6 +199,11 @@ def whiskers(above: Times, below: Times) -> dict[str, Any]:
 
 def draw_roofline(info: RooflineInfo) -> go.Figure:
     """Every record under the measured ceilings."""
+    return look.layout(roofline_points(info), title=_roofline_title(info), **roofline_axes(info), height=460)
+
+
+def roofline_points(info: RooflineInfo) -> go.Figure:
+    """The ceilings and a trace for each implementation and projection; far slower ones are left to the source line."""
     figure = go.Figure()
     if info.ridge and info.copy_gbps and info.dense_tflops:
         low, high = min(info.intensity) / 1.5, max(*info.intensity, info.ridge) * 1.5
@@ -225,16 +228,20 @@ def draw_roofline(info: RooflineInfo) -> go.Figure:
                 hovertext=[_roofline_hover(info, i) for i in rows], hoverinfo="text",
             )
         )  # fmt: skip
-    return look.layout(
-        figure,
-        title=_roofline_title(info),
-        source="; ".join((info.source, "bytes that must move and FLOPs of real rows only", *far.values())),
-        x="FLOPs per byte that must move",
-        y="TFLOPS of real rows",
-        xaxis=log_axis(info.intensity),
-        yaxis=log_axis(info.tflops),
-        height=460,
-    )
+    return figure
+
+
+def roofline_axes(info: RooflineInfo) -> dict[str, Any]:
+    """Axes and the source line of a roofline, for `look.layout`."""
+    return {
+        "source": "; ".join(
+            (info.source, "bytes that must move and FLOPs of real rows only", *_far_below(info).values())
+        ),
+        "x": "FLOPs per byte that must move",
+        "y": "TFLOPS of real rows",
+        "xaxis": log_axis(info.intensity),
+        "yaxis": log_axis(info.tflops),
+    }
 
 
 def _far_below(info: RooflineInfo) -> dict[str, str]:

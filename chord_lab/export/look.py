@@ -45,7 +45,8 @@ def layout(
         "height": height,
         "autosize": True,
         "margin": {"l": 60, "r": 20, "t": top, "b": 50},
-        "legend": {"orientation": "h", "yanchor": "top", "y": -0.3, "x": 0, "bgcolor": CLEAR},
+        # At the figure's foot, under the axis title: plotly keeps room for its rows there.
+        "legend": {"orientation": "h", "yref": "container", "yanchor": "bottom", "y": 0, "x": 0, "bgcolor": CLEAR},
         "colorway": list(CYCLE),
         "hoverlabel": {"namelength": -1},
         "uirevision": "keep",  # a redraw keeps the person's zoom

@@ -49,8 +49,6 @@ def draw_nsight_timeline(
     figure.update_layout(
         barmode="overlay",
         bargap=0.15,
-        margin_b=90,
-        legend_y=-90 / (load_px + lanes_px + 70),
         xaxis={"title": {"text": load_title or "local expert (select a kernel of a GEMM)"}},
         yaxis={"title": {"text": "routed rows"}, "range": [0, 1.05 * max([*counts, 1])]},
         xaxis2={"title": {"text": "time, us"}, "range": [info.start_us, info.end_us], **axis},
@@ -185,7 +183,5 @@ def _grouped(bars: Bars, info: SideBySide) -> go.Figure:
 
 
 def _bar_room(figure: go.Figure, groups: int) -> go.Figure:
-    """Height for so many groups of bars; the legend stays clear of the axis title."""
-    plot = 34 * max(3, groups)
-    legend = {"y": -75 / plot}
-    return figure.update_layout(yaxis_autorange="reversed", height=plot + 190, margin_b=110, legend=legend)
+    """Height for so many groups of bars."""
+    return figure.update_layout(yaxis_autorange="reversed", height=34 * max(3, groups) + 190)

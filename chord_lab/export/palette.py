@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from chord_lab.export import look
 
+# Vermilion is kept for what a person chose, in every panel.
 IMPLEMENTATION = {
     "w4a16_moe": look.BLUE,
     "humming": look.ORANGE,
-    "humming_best_tile": look.VERMILION,
-    "humming_tile": look.VERMILION,  # one of the tiles that the best is chosen from
+    "humming_best_tile": look.PURPLE,
+    "humming_tile": look.PURPLE,  # one of the tiles that the best is chosen from
     "torch_dequant_bf16": look.GREY,
-    "triton_autotune": look.PURPLE,
+    "triton_autotune": look.SKY,
 }
 VERDICT = {"win": look.GREEN, "tie": look.GREY, "none": look.VERMILION}
 SLICING = {"static": look.BLUE, "semi_static": look.GREEN, "dynamic": look.ORANGE, "branched": look.PURPLE}

@@ -12,6 +12,7 @@ from chord_lab.analysis.load import GpuLoadInfo, LoadInfo, PaddingInfo
 from chord_lab.analysis.point import PointInfo, ScheduleFacts
 from chord_lab.analysis.roofline import RooflineInfo
 from chord_lab.export import look
+from chord_lab.export.figures import roofline_axes, roofline_points
 
 
 def draw_load(info: LoadInfo, *, block_m: int, by_load: bool = False) -> go.Figure:
@@ -260,24 +261,7 @@ def _point_title(ours: ScheduleFacts, rival: ScheduleFacts) -> str:
 
 def draw_roofline_of(info: RooflineInfo | None, *, ours: ScheduleFacts) -> go.Figure:
     """The scenario's best points under the ceilings, and the schedule at hand."""
-    figure = go.Figure()
-    if info is not None and info.ridge and info.copy_gbps and info.dense_tflops:
-        low, high = min(info.intensity) / 1.5, max(*info.intensity, info.ridge) * 1.5
-        figure.add_trace(
-            go.Scatter(
-                x=[low, info.ridge, high], y=[low * info.copy_gbps / 1e3, info.dense_tflops, info.dense_tflops],
-                mode="lines", name="measured ceilings", line={"color": look.GREY, "dash": "dash"}, hoverinfo="skip",
-            )
-        )  # fmt: skip
-        for number, name in enumerate(dict.fromkeys(info.implementation)):
-            rows = [i for i, other in enumerate(info.implementation) if other == name]
-            figure.add_trace(
-                go.Scatter(
-                    x=[info.intensity[i] for i in rows], y=[info.tflops[i] for i in rows], mode="markers", name=name,
-                    marker={"color": look.CYCLE[number], "symbol": look.SYMBOLS[number % 6], "size": 9},
-                    hovertext=[f"{info.routed_m[i]} rows: {info.label[i]}" for i in rows], hoverinfo="text+y",
-                )
-            )  # fmt: skip
+    figure = go.Figure() if info is None else roofline_points(info)
     if ours.tflops and ours.bandwidth_gbps:
         figure.add_trace(
             go.Scatter(
@@ -286,15 +270,6 @@ def draw_roofline_of(info: RooflineInfo | None, *, ours: ScheduleFacts) -> go.Fi
             )
         )  # fmt: skip
     share = f"{ours.share_of_floor:.0%} of it" if ours.share_of_floor else "unknown"
-    return look.layout(
-        figure,
-        title=f"This point is {ours.bound} bound; the schedule at hand reaches {share}",
-        source=info.source + "; bytes that must move, FLOPs of real rows"
-        if info is not None
-        else "no ceilings were measured",
-        x="FLOPs per byte that must move",
-        y="TFLOPS of real rows",
-        xaxis_type="log",
-        yaxis_type="log",
-        height=330,
-    )
+    title = f"This point is {ours.bound} bound; the schedule at hand reaches {share}"
+    unknown = {"source": "no ceilings were measured", "x": "FLOPs per byte that must move", "y": "TFLOPS of real rows"}
+    return look.layout(figure, title=title, **(roofline_axes(info) if info else unknown), height=360)
