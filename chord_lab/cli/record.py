@@ -46,6 +46,9 @@ def record(
     rep_ms: Annotated[float, typer.Option(help="Milliseconds of one repeat.")] = 10.0,
     jobs: Annotated[int | None, typer.Option(help="Compiling processes.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the routing draws.")] = 0,
+    missing_from: Annotated[
+        pathlib.Path | None, typer.Option(help="Only points that these records lack or hold in part.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the recording in --out.")] = False,
     plan_only: Annotated[bool, typer.Option("--plan-only", help="Say what would be done.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
@@ -74,10 +77,11 @@ def record(
         raise UserError(f"--points {points!r}: legal are all, published")
     wanted = recording_points(request, list(scenario or SCENARIOS), profile)
     if plan_only:
-        plan = make_plan(wanted, device_named("nvidia_h200"), space=space)
+        device = device_named("nvidia_h200")
+        plan = make_plan(wanted, device, space=space).at_unfinished_points(recorded_keys(missing_from, device))
         print_json(plan.summary()) if as_json else _print_plan(plan)
         return
-    result = _record(request, wanted, out, resume, budget_seconds)
+    result = _record(request, wanted, out, missing_from, resume, budget_seconds)
     if as_json:
         print_json(result)
         return
@@ -86,7 +90,12 @@ def record(
 
 
 def _record(
-    request: Request, wanted: list[Point], out: pathlib.Path, resume: bool, budget_seconds: float | None
+    request: Request,
+    wanted: list[Point],
+    out: pathlib.Path,
+    missing_from: pathlib.Path | None,
+    resume: bool,
+    budget_seconds: float | None,
 ) -> dict[str, Any]:
     """Measure the points and write the file that ships; Ctrl-C and a used-up budget leave what was measured."""
     from chord_lab.measurement.live import LiveMeasure, require_gpu
@@ -98,6 +107,7 @@ def _record(
     settings = live_settings(request, out, gpus[0])
     device = live_device(settings, gpus[0])
     plan = make_plan(_runnable(wanted, device), device, space=request.space)
+    plan = plan.at_unfinished_points(recorded_keys(missing_from, device))
     began, budget = time.monotonic(), Budget(budget_seconds)
     with watching() as watch, interruptible(out):
         done = run(plan, LiveMeasure(settings), out, resume=resume, budget=budget, about=request.about(), watch=watch)
@@ -128,6 +138,20 @@ def recording_points(request: Request, scenarios: list[str], profiles: list[str]
                     else []
                 )
     return first + later + others
+
+
+def recorded_keys(path: pathlib.Path | None, device: Device) -> set[str]:
+    """Attempts that `path` has a record of, measured on `device` with the kernels of this very package."""
+    from chord_lab.measurement.versions import kernels_hash
+    from chord_lab.records.parquet import read_records
+
+    if path is None:
+        return set()
+    found = read_records(path)
+    for text in found.notices:
+        notes.print(text, markup=False, highlight=False, soft_wrap=True)
+    own = (device.slug, kernels_hash())
+    return {r.key() for r in found.records if (r.environment.device, r.environment.kernels) == own}
 
 
 def _profiles(scenario: Scenario) -> list[str]:

@@ -22,9 +22,14 @@ def kernels_hash() -> str:
     for path in sorted(root.rglob("*.py")):
         if path.stem in _NOT_TIMED or path.stem.endswith("rules"):
             continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        digest.update(str(path.relative_to(root)).encode() + b"\0" + ast.dump(_without_docstrings(tree)).encode())
+        code = canonical_code(path.read_text(encoding="utf-8"))
+        digest.update(f"{path.relative_to(root).as_posix()}\0{code}".encode())
     return digest.hexdigest()[:12]
+
+
+def canonical_code(source: str) -> str:
+    """A module's syntax tree as text: without comments and docstrings, the same under every Python."""
+    return _canonical(_without_docstrings(ast.parse(source)))
 
 
 def _without_docstrings(tree: ast.AST) -> ast.AST:
@@ -32,6 +37,16 @@ def _without_docstrings(tree: ast.AST) -> ast.AST:
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
             node.body = node.body[1:]
     return tree
+
+
+def _canonical(value: object) -> str:
+    """What `ast.dump` gives, less absent and empty fields: Python versions add and drop those."""
+    if isinstance(value, ast.AST):
+        fields = [(name, item) for name, item in ast.iter_fields(value) if item is not None and item != []]
+        return f"{type(value).__name__}({', '.join(f'{name}={_canonical(item)}' for name, item in fields)})"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_canonical, value))}]"
+    return repr(value)
 
 
 def ptxas_version(capability: int) -> str:

@@ -57,6 +57,12 @@ class Plan:
         ]
         return replace(self, pairs=self.pairs[np.array(keep, dtype=bool)] if keep else self.pairs)
 
+    def at_unfinished_points(self, done: Collection[str]) -> Plan:
+        """The points with an attempt that is not done, whole: times are compared within one run only."""
+        pairs = self.pairs
+        left = [any(c.key_at(point) not in done for c in candidates_) for point, candidates_ in self.by_point()]
+        return replace(self, pairs=pairs[np.array(left, dtype=bool)[pairs[:, 0]]] if len(pairs) else pairs)
+
     def limited(self, most: int) -> Plan:
         """At most so many candidates, spread over the points; every point keeps its default."""
         if most >= len(self):
@@ -73,7 +79,7 @@ class Plan:
         kernels = of_point[self.pairs[:, 0]] * (len(self.candidates) + 1) + self.pairs[:, 1]
         num_kernels = len(np.unique(kernels[compiled[self.pairs[:, 1]]]))
         return {
-            "points": len(self.points),
+            "points": len(np.unique(self.pairs[:, 0])),
             "candidates": len(self),
             "kernels_to_compile": num_kernels,
             "refused": {rule: {"count": r.count, "example": r.example} for rule, r in self.refused.items()},

@@ -15,8 +15,11 @@ from w4a16_moe.schedule import Schedule
 
 from chord_lab.cli import app, record, sweep, tune  # noqa: F401 (they register their commands)
 from chord_lab.errors import UserError
+from chord_lab.measurement import versions
 from chord_lab.measurement.nvml import Nvml, visible_gpus
-from chord_lab.records import RoutingRef
+from chord_lab.measurement.versions import kernels_hash
+from chord_lab.records import Environment, Method, RoutingRef, write_parquet
+from chord_lab.records.attempt import record_of
 from chord_lab.sweeps import space
 from chord_lab.sweeps.plan import make_plan
 from chord_lab.sweeps.points import scenario_points
@@ -209,3 +212,42 @@ def test_recording_begins_with_what_matters_most():
     per_expert = {round(p.routed_m / 384) for p in wanted if "tp8/prefill" in p.scenario}
     assert {40, 60, 70, 80, 90, 100, 120, 160, 352} <= per_expert
     assert np.all([sum(p.routing.tok_e) == p.routed_m for p in wanted])
+
+
+def planned(*arguments):
+    result = invoke("record", "--plan-only", "--points", "published", "--draw", "uniform", "--json", *arguments)
+    assert result.exit_code == 0, result.exception
+    return json.loads(result.stdout)
+
+
+def test_a_recording_goes_on_from_records_of_the_same_kernels_point_by_point(tmp_path):
+    (point, _) = scenario_points("kimi-k2/ep8/decode", tokens=[20], profile="portable")
+    chosen = ["--scenario", "kimi-k2/ep8/decode", "--profile", "portable"]
+    everything = planned(*chosen)
+
+    def left(of_kernels, omitted=0):
+        environment = Environment(device="nvidia_h200", device_name="NVIDIA H200", kernels=of_kernels)
+        tried = [c for _, some in make_plan([point], H200, space="record").by_point() for c in some]
+        made = {"run_id": "made", "date": "2026-11-29T12:00:00+00:00", "environment": environment, "method": Method()}
+        records = [record_of(point, c, times_us=((1.0,),), rounds=(0,), **made) for c in tried[omitted:]]
+        path = write_parquet(records, tmp_path / f"{of_kernels}-{omitted}.parquet")
+        return planned("--missing-from", str(path), *chosen), len(tried)
+
+    rest, tried = left(kernels_hash())
+    assert (rest["points"], rest["candidates"]) == (everything["points"] - 1, everything["candidates"] - tried)
+    assert left(kernels_hash(), omitted=1)[0] == everything  # a point is judged within one run, so it is tried whole
+    assert left("of other kernels")[0] == everything
+
+
+def test_the_hash_of_kernels_is_of_their_code_alone_and_the_same_under_every_python():
+    code = '"""Why."""\n@jit\ndef f(x, *, n: int = 8):\n    """What."""\n    return f"{x}" + x[1:n]  # how'
+    text = (
+        "Module(body=[FunctionDef(name='f', args=arguments(args=[arg(arg='x')], kwonlyargs=[arg(arg='n', "
+        "annotation=Name(id='int', ctx=Load()))], kw_defaults=[Constant(value=8)]), body=[Return(value=BinOp("
+        "left=JoinedStr(values=[FormattedValue(value=Name(id='x', ctx=Load()), conversion=-1)]), op=Add(), "
+        "right=Subscript(value=Name(id='x', ctx=Load()), slice=Slice(lower=Constant(value=1), "
+        "upper=Name(id='n', ctx=Load())), ctx=Load())))], decorator_list=[Name(id='jit', ctx=Load())])])"
+    )
+    assert versions.canonical_code(code) == text
+    assert versions.canonical_code(code.replace("Why", "Because").replace("# how", "")) == text
+    assert versions.canonical_code(code.replace("1:n", "2:n")) != text
