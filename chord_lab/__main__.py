@@ -6,7 +6,14 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; say in one line when the workbench extra is not installed."""
+    """Run the command line; say in one line when the workbench extra is not installed. Ctrl-C ends it with 130."""
+    try:
+        _main()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _main() -> None:
     try:
         import rich  # noqa: F401
         import typer  # noqa: F401

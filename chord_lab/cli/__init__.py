@@ -70,7 +70,7 @@ def run() -> None:
     for name in COMMAND_MODULES:
         importlib.import_module(f"chord_lab.cli.{name}")
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="chord-lab", standalone_mode=False)
     except BrokenPipeError:  # `chord-lab ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None

@@ -103,19 +103,17 @@ def tune(
     directory = out or default_directory(scenario, live)
     run = do_sweep(request, directory, resume, budget_seconds, budget_candidates)
     table, found = _verdicts(directory, mix)
+    if not as_json:
+        print_winners(found)  # before files are written: a full disk must not hide what was measured
     exported = _export(table, (found, mix), directory, into_package)
-    report = _report(table, directory, run.cut_short)
     result = {
         **finished(run),
         "winners": [as_dict(w) for w in found],
         "tables": [file["path"] for file in exported["files"]],
-        "report": report,
+        "report": _report(table, directory, run.cut_short),
         "seconds": round(time.monotonic() - began, 1),
     }
-    if as_json:
-        print_json(result)
-        return
-    _print(result, found, exported, live)
+    print_json(result) if as_json else _print(result, found, exported, live)
 
 
 def default_directory(scenario: str, live: bool) -> pathlib.Path:
@@ -177,7 +175,6 @@ def _report(table: pa.Table, directory: pathlib.Path, cut_short: bool) -> str | 
 def _print(result: dict[str, Any], found: list[Winner], exported: dict[str, Any], live: bool) -> None:
     from chord_lab.sweeps.layers import layers
 
-    print_winners(found)
     verdicts = [w.verdict for w in found]
     wins, ties, nothing = (verdicts.count(name) for name in ("win", "tie", "none"))
     failed, kinds = sum(w.failed for w in found), kinds_of(found)

@@ -115,9 +115,12 @@ def lock(directory: pathlib.Path) -> Iterator[None]:
             raise UserError(
                 f"{directory} is in use by {holder}; wait for it, or choose another --out directory"
             ) from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {os.uname().nodename if hasattr(os, 'uname') else 'this host'}")
-        file.flush()
+        try:
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {os.uname().nodename if hasattr(os, 'uname') else 'this host'}")
+            file.flush()
+        except OSError as error:
+            raise UserError(f"{directory} cannot hold a run: {error.strerror}") from None
         yield
 
 

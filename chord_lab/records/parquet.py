@@ -71,11 +71,14 @@ def write_parquet(table_or_records: pa.Table | Iterable[Record], path: pathlib.P
 
     table = table_or_records if isinstance(table_or_records, pa.Table) else to_table(table_or_records)
     path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        pq.write_table(table, temporary, compression="zstd", compression_level=level)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as file:
+            pq.write_table(table, file, compression="zstd", compression_level=level)
         os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror or ' '.join(str(error).split())}") from None
     finally:
         with suppress(OSError):
             temporary.unlink()
@@ -112,7 +115,6 @@ def read_tables(
 ) -> tuple[pa.Table, list[str]]:
     """All records under `paths` as one Arrow table, and a notice for each file or line that was skipped."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     schema = arrow_schema()
     if columns is not None:
@@ -125,11 +127,7 @@ def read_tables(
             table = to_table(result.records).select(schema.names)
         else:
             try:
-                present = set(pq.read_schema(file).names)
-                lacking = [name for name in ESSENTIAL if name not in present]
-                if lacking:
-                    raise ValueError(f"it lacks the columns {', '.join(lacking[:3])}")
-                table = _conform(pq.read_table(file, columns=[n for n in schema.names if n in present]), schema)
+                table = _read_parquet(file, schema)
             except (OSError, ValueError, pa.ArrowException) as error:
                 notices.append(f"{file}: not a records file ({_why_unread(error)}); skipped")
                 continue
@@ -140,6 +138,18 @@ def read_tables(
     if any(column.num_chunks > 1 for column in whole.columns):
         whole = whole.unify_dictionaries().combine_chunks()
     return whole, notices
+
+
+def _read_parquet(path: pathlib.Path, schema: pa.Schema) -> pa.Table:
+    """The columns of `schema`. The file is opened here: pyarrow itself takes no name that is not UTF-8."""
+    import pyarrow.parquet as pq
+
+    with open(path, "rb") as opened, pq.ParquetFile(opened) as file:
+        present = set(file.schema_arrow.names)
+        lacking = [name for name in ESSENTIAL if name not in present]
+        if lacking:
+            raise ValueError(f"it lacks the columns {', '.join(lacking[:3])}")
+        return _conform(file.read(columns=[name for name in schema.names if name in present]), schema)
 
 
 def _why_unread(error: Exception) -> str:

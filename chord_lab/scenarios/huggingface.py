@@ -57,6 +57,8 @@ def read_config(path: str | Path) -> ModelConfig:
         config = json.loads(path.read_bytes().decode("utf-8"))
     except FileNotFoundError:
         raise UserError(f"no such file: {path}") from None
+    except IsADirectoryError:
+        raise UserError(f"{path} is a directory") from None
     except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not readable JSON: {' '.join(str(error).split())}") from None
     if not isinstance(config, dict):

@@ -99,9 +99,7 @@ def load_library(folder: str | Path | None = None) -> Library:
         shipped = shipped_folders()
         if not shipped:
             looked = ", ".join(map(str, _roots()))
-            raise UserError(
-                f"no captures (looked in {looked}): `make nsight` records them on a GPU"
-            )
+            raise UserError(f"no captures (looked in {looked}): `make nsight` records them on a GPU")
         folder = shipped[0]
     folder = Path(folder)
     if not folder.is_dir():

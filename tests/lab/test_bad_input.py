@@ -1,6 +1,7 @@
 """Bad input of every kind: one line that says what is wrong, exit code 2, no traceback, nothing half written."""
 
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -262,3 +263,28 @@ def test_no_prediction_beats_the_card(made):
     point = samples[0].point
     times = model.predict_us(point, [made.schedule(m) for m in (8, 16, 32, 256)])
     assert (times >= least_us(point)).all() and len(np.unique(times)) == 4  # the order stays
+
+
+def test_what_was_measured_is_shown_even_if_a_file_cannot_be_written(made, tmp_path, monkeypatch, capsys):
+    write_parquet([*made.sweep(swap_ab=True, persistent=True), *made.ceilings()], tmp_path / "data" / "r.parquet")
+    (tmp_path / "run" / "report.html").mkdir(parents=True)
+    arguments = ["tune", "kimi-k2/ep8/prefill", "--data", str(tmp_path / "data"), "--out", str(tmp_path / "run")]
+    monkeypatch.setattr(sys, "argv", ["chord-lab", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.run()
+    said = capsys.readouterr()
+    assert end.value.code == 2 and "report.html cannot be written: Is a directory" in said.err
+    assert "95 % interval" in said.out and "kimi-k2/ep8/prefill" in said.out
+
+
+@pytest.mark.skipif(os.name == "nt", reason="names are text on Windows")
+def test_a_name_that_is_not_utf_8(made, tmp_path):
+    folder = pathlib.Path(os.fsdecode(os.fsencode(tmp_path) + b"/b\xffd"))
+    path = write_parquet(made.sweep(), folder / "records.parquet")
+    assert len(read_tables(folder)[0]) == 32 and read_tables(path)[1] == []
+
+
+def test_ctrl_c_while_modules_load_is_no_traceback():
+    code = "import sys, chord_lab.__main__ as m\ndef stop(): raise KeyboardInterrupt\nm._main = stop\nm.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")

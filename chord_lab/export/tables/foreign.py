@@ -86,6 +86,8 @@ def _load(path: Path) -> Any:
         return json.loads(data.rstrip(b"\0").decode("utf-8"))
     except FileNotFoundError:
         raise UserError(f"no such file: {path}") from None
+    except IsADirectoryError:
+        raise UserError(f"{path} is a directory") from None
     except (OSError, EOFError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not readable JSON: {' '.join(str(error).split())[:160]}") from None
 
