@@ -10,6 +10,7 @@ from plotly.subplots import make_subplots
 
 from chord_lab.analysis.load import LoadInfo
 from chord_lab.export import look
+from chord_lab.export.figures import log_axis
 from chord_lab.traces.views import Bars, Lane, Roofline, RooflinePoint, SideBySide, Timeline
 
 LANE_PX = 26
@@ -118,15 +119,15 @@ def draw_nsight_roofline(info: Roofline, *, source: str, chosen: tuple[str, ...]
         )
     best = max(info.points, key=lambda p: p.tflops)
     title = f"The fastest multiplies at {best.tflops:,.0f} TFLOPS and moves {best.dram_gbps:,.0f} GB/s: {best.label}"
-    look.layout(
+    return look.layout(
         figure,
         title=title,
         source="; ".join([f"{source}; FLOPs of real rows, DRAM bytes as counted", *info.notes]),
-        x="FLOP per byte of DRAM traffic",
-        y="TFLOPS",
+        x="FLOPs per byte of DRAM traffic",
+        y="TFLOPS of real rows",
+        xaxis=log_axis(list(x)),
+        yaxis=log_axis([p.tflops for p in info.points]),
     )
-    log = {"type": "log", "dtick": "D2"}  # ticks at 1, 2, 5: a roofline often spans less than a decade
-    return figure.update_layout(xaxis=log, yaxis=log)
 
 
 def _roofline_text(p: RooflinePoint) -> str:

@@ -39,7 +39,7 @@ def test_figures_name_their_finding_units_and_source(folder):
         assert words in figure.layout.title.text
         assert "NVIDIA H200, 2026-11-29" in figure.layout.title.text
     assert figures["wait"].layout.xaxis.title.text == "warps waiting per issue"
-    assert figures["TFLOPS"].layout.xaxis.title.text == "FLOP per byte of DRAM traffic"
+    assert figures["TFLOPS"].layout.xaxis.title.text == "FLOPs per byte of DRAM traffic"
     ceiling = figures["TFLOPS"].data[0]
     assert ceiling.name == "measured ceilings" and max(ceiling.y) == 700.0
 
