@@ -17,6 +17,7 @@ import pathlib
 import statistics
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -67,28 +68,33 @@ def bench_plan(points: list[Point], device: str) -> Plan:
     return Plan(points, unique, np.array(pairs, dtype=np.int32).reshape(-1, 2))
 
 
+def time_of(record: Record) -> float:
+    """Median repeat in microseconds; infinite where there is none."""
+    time_us = median_us(record)
+    return float("inf") if time_us is None else time_us
+
+
 def with_best_tiles(records: list[Record]) -> list[Record]:
     """Of the peer's forced tiles only the fastest, its own included, as ``humming_best_tile``."""
     kept = [record for record in records if record.implementation != "humming_tile"]
-    tiles: dict[Any, Record] = {}
-    for record in records:
-        if record.implementation in ("humming", "humming_tile") and record.status == "ok":
-            place = (record.scenario, record.projection, record.profile, record.routing)
-            if place not in tiles or median_us(record) < median_us(tiles[place]):
-                tiles[place] = record
-    return kept + [replace(record, implementation="humming_best_tile") for record in tiles.values()]
+    tiles = fastest(record for record in records if record.implementation in ("humming", "humming_tile"))
+    return kept + [replace(record, implementation="humming_best_tile") for record in tiles]
 
 
 def our_fastest(records: list[Record]) -> list[Record]:
-    """Of our candidates at a point only the fastest of the Hopper kernels, and of the portable one as ``portable``."""
+    """Of our candidates at a point and profile only the fastest, and everybody else's records."""
     others = [record for record in records if record.implementation != "w4a16_moe"]
+    return others + fastest(record for record in records if record.implementation == "w4a16_moe")
+
+
+def fastest(records: Iterable[Record]) -> list[Record]:
+    """The fastest of each point and profile."""
     best: dict[Any, Record] = {}
     for record in records:
-        if record.implementation == "w4a16_moe" and record.status == "ok":
-            place = (record.scenario, record.projection, record.profile, record.routing)
-            if place not in best or median_us(record) < median_us(best[place]):
-                best[place] = record
-    return others + list(best.values())
+        place = (record.scenario, record.projection, record.profile, record.routing)
+        if record.status == "ok" and (place not in best or time_of(record) < time_of(best[place])):
+            best[place] = record
+    return list(best.values())
 
 
 def bench_table(records: list[Record]) -> pa.Table:

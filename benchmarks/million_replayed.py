@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from chord_lab.measurement.replay import ReplayMeasure
+from chord_lab.records.attempt import Point
 from chord_lab.records.parquet import read_tables, to_table, write_parquet
 from chord_lab.records.record import Environment, Record
 from chord_lab.sweeps.points import scenario_points
@@ -65,7 +66,7 @@ def make_records(count: int, path: pathlib.Path) -> pathlib.Path:
     return write_parquet(table, path, level=3)
 
 
-def _at(point: object, environment: Environment) -> Record:
+def _at(point: Point, environment: Environment) -> Record:
     return Record(
         run_id="made", date="", scenario=SCENARIO, projection=point.projection, profile="portable",
         problem=point.problem, routing=point.routing, environment=environment, num_tokens=point.num_tokens,

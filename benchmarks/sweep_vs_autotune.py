@@ -41,7 +41,7 @@ from chord_lab.sweeps.run import run
 from chord_lab.sweeps.space import default_schedule, device_named
 from chord_lab.sweeps.winners import Winner, winners
 
-GRID = {
+GRID: dict[str, tuple[Any, ...]] = {
     "block_n": (64, 128, 256),
     "block_k": (64, 128, 256),
     "num_warps": (2, 4, 8),
@@ -57,7 +57,8 @@ def candidates_at(point: Point, device: Device, count: int) -> list[Schedule]:
     default = default_schedule(point, device)
     legal = []
     for values in itertools.product(*GRID.values()):
-        schedule = replace(default, **dict(zip(GRID, values, strict=True)))
+        knobs: dict[str, Any] = dict(zip(GRID, values, strict=True))
+        schedule = replace(default, **knobs)
         if schedule != default and not why_illegal(schedule, point.problem, get_profile("portable"), device):
             legal.append(schedule)
     step = max(1.0, len(legal) / (count - 1))

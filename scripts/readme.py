@@ -61,8 +61,8 @@ def figures() -> str:
         f"Layer time (gate_up + down) in microseconds, {data.source()}; routing, activation and communication are not "
         "in it. Ours is the schedule that the package's table chooses. Humming 0.1.19 ran on the same routing in the "
         "same process, with its own heuristics and, beside it, with its fastest forced tile; above 1 ours is faster. "
-        "Tokens are a GPU's own, each routed to 8 experts by a uniform draw; in grouped scenarios every expert gets "
-        "that many.",
+        "Tokens are those of a chunk that all 8 GPUs share in EP8 prefill, each GPU's own in EP8 decode, the batch's "
+        "in TP8; each is routed to 8 experts by a uniform draw. In grouped scenarios every expert gets that many.",
         "",
         "| scenario | tokens | rows/expert | ours | Humming | ratio | its best tile | ratio |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
@@ -104,7 +104,7 @@ def scenario_rows(data: Measurements, scenario: str) -> list[str]:
 def chosen_labels(data: Measurements, scenario: str) -> dict[tuple[str, int, str], str]:
     """(projection, routed_m, draw) -> label of the schedule that the package runs there, where that was recorded."""
     layer, profile = get_scenario(scenario), data.profile_of(scenario)
-    labels = {}
+    labels: dict[tuple[str, int, str], str] = {}
     for projection, problem in layer.problems.items():
         for point in layer.points:
             resolved = resolve_schedule(problem, point.routed_m, profile, data.device.slug)
