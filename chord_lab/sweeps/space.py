@@ -193,6 +193,18 @@ _WGMMA: tuple[Grid, ...] = (
         "tile_order": ("static", "dynamic"),
         "token_slicing": ("static",),
     },
+    {  # the same between 32 and 64 tokens per expert
+        "block_m": (64,),
+        "block_n": (128,),
+        "block_k": (64,),
+        "num_warps": (8,),
+        "num_stages": (6,),
+        "ctas_per_sm": (2,),
+        "swap_ab": (True,),
+        "persistent": (True,),
+        "tile_order": ("static", "dynamic"),
+        "token_slicing": ("static",),
+    },
     {  # tall tiles: weights dequantised once for more tokens
         "block_m": (192, 256),
         "block_n": (128,),

@@ -174,6 +174,7 @@ ILLEGAL = {
     "wgmma is persistent": replace(PREFILL, persistent=False),
     "accumulators a thread": replace(PREFILL, block_m=256),
     "two CTAs per SM": replace(PREFILL, ctas_per_sm=2),
+    "leave too few registers": replace(PREFILL, block_m=16, block_n=128, ctas_per_sm=3, token_slicing="static"),
     "bytes of shared memory": replace(PREFILL, num_stages=8),
 }
 

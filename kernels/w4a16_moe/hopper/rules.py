@@ -114,6 +114,8 @@ def _wgmma_slicing(schedule: Schedule, problem: MoeProblem, profile: Profile, de
 def _wgmma_registers(schedule: Schedule, problem: MoeProblem, profile: Profile, device: Device) -> str | None:
     """Accumulators plus two sets of A registers per thread; beyond these limits ptxas serialises the wgmmas (compiler)."""
     accumulators = schedule.block_m * schedule.block_n // (32 * schedule.num_warps)
+    if schedule.ctas_per_sm > 2 or (schedule.ctas_per_sm > 1 and schedule.num_warps > 8):
+        return f"{schedule.ctas_per_sm} CTAs per SM of {schedule.num_warps} warps and 8 more leave too few registers"
     if schedule.ctas_per_sm > 1 and (accumulators > 32 or schedule.token_slicing != "static"):
         return "two CTAs per SM leave 64 registers: at most 32 accumulators a thread, token_slicing static"
     limit = {8: 128, 16: 32}[schedule.num_warps]
