@@ -68,6 +68,8 @@ def _first_bytes(path: Path) -> bytes:
     try:
         if path.is_dir():
             raise UserError(f"{path}: a folder, not a profile file")
+        if path.exists() and not path.is_file():  # opening a pipe would wait for ever, and all is read more than once
+            raise UserError(f"{path}: a pipe or a device, not a file: write it to a file first")
         with open(path, "rb") as stream:
             head = stream.read(4096)
     except FileNotFoundError:

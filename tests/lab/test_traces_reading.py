@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import random
 import sqlite3
 import subprocess
@@ -110,6 +111,12 @@ def test_missing_file_folder_and_foreign_parquet(tmp_path):
     pd.DataFrame({"routed_m": [1], "time_us": [2.0]}).to_parquet(tmp_path / "records.parquet")
     with pytest.raises(UserError, match=r"not a stored trace .its columns: routed_m, time_us"):
         read_trace(tmp_path / "records.parquet")
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")  # nobody writes into it: opening it would wait for ever
+    with pytest.raises(UserError, match="a pipe or a device, not a file: write it to a file first"):
+        read_trace(tmp_path / "pipe")
 
 
 def test_forbidden_counters_are_a_host_policy_said_once(tmp_path):  # B90
