@@ -42,6 +42,15 @@ def read_ncu_report(path: Path) -> Trace:
         ) from None
     if report is None:
         raise UserError(f"{path}: ncu-report cannot read it: damaged, or newer than the package")
+    try:
+        return _trace(path, report, promised)
+    except UserError:
+        raise
+    except (TypeError, ValueError, RuntimeError, SystemError) as error:  # the package on names that are no text
+        raise UserError(f"{path}: damaged report: {_first_line(error)}") from None
+
+
+def _trace(path: Path, report: Any, promised: int) -> Trace:
     actions = [a for r in range(report.num_ranges()) for a in _actions(report.range_by_idx(r))]
     notes: list[str] = []
     rows: list[tuple[int, str, float, str, str | None]] = []

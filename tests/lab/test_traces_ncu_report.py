@@ -166,6 +166,18 @@ def test_a_package_that_fails_is_one_line(report, monkeypatch):
     assert "\n" not in str(refusal.value)
 
 
+def test_a_metric_name_that_is_no_text_is_one_line(report):
+    """A flipped bit in a name: the package's own C++ side then refuses the name that it gave."""
+
+    class Torn(Action):
+        def metric_by_name(self, name):
+            raise TypeError("argument 2 of type 'char const *'\nAdditional information: none")
+
+    with pytest.raises(UserError, match="damaged report: argument 2 of type 'char const") as refusal:
+        read_trace(report([Torn(METRICS)], (1, b"x" * 20)))
+    assert "\n" not in str(refusal.value)
+
+
 def test_an_empty_report_says_so(report):
     trace = read_trace(report([], (0, b"session")))
     assert len(trace.kernels) == 0 and any("nothing was profiled" in n for n in trace.notes)
