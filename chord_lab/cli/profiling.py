@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import signal
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -122,7 +126,10 @@ def run_profile(
     ncu_options(metrics)  # a mistyped metric is refused before anything runs
     name = name or file_stem(jobs)
     # beside the destination, so that the finished files only need to be renamed
-    with tempfile.TemporaryDirectory(prefix=".chord-profile-", dir=_existing_parent(out)) as work:
+    with (
+        _unwound_by_sigterm(),
+        tempfile.TemporaryDirectory(prefix=".chord-profile-", dir=_existing_parent(out)) as work,
+    ):
         folder = Path(work)
         live = live or live_settings(len(jobs))
         trace = _collect(jobs, folder / f"{name}.ncu-rep", collector, metrics, live.worker.bench_settings)
@@ -135,6 +142,23 @@ def run_profile(
     return Profiled(name, [out / file.name for file in files], joined, records)
 
 
+@contextmanager
+def _unwound_by_sigterm() -> Iterator[None]:
+    """SIGTERM (a job's end, a closing container) ends like Ctrl-C: ncu is stopped, half-made files are removed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(*_: Any) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _existing_parent(out: Path) -> Path:
     existing = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
@@ -143,9 +167,11 @@ def _existing_parent(out: Path) -> Path:
 
 
 def file_stem(jobs: Jobs) -> str:
-    """``kimi-k2-ep8-decode-gate_up-320-uniform``."""
+    """``kimi-k2-ep8-decode-gate_up-320-uniform-1f2e3d4c``: the same attempts replace their files, others add theirs."""
     point = jobs[0][0]
-    text = f"{point.scenario}-{point.projection}-{point.routed_m}-{point.routing.draw}"
+    keys = "".join(sorted(candidate.key_at(point) for point, candidate in jobs))
+    digest = hashlib.sha256(keys.encode()).hexdigest()[:8]
+    text = f"{point.scenario}-{point.projection}-{point.routed_m}-{point.routing.draw}-{digest}"
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in text)
 
 

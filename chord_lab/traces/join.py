@@ -42,8 +42,9 @@ def with_identity(trace: Trace, records: Iterable[Record | Mapping[str, Any]], o
 
 
 def points_frame(traces: Iterable[Trace]) -> pd.DataFrame:
-    """A row a profiled point: identity, schedule, load, the record's time, the profiler's time, counters.
+    """A row a profiled attempt: identity, schedule, load, the record's time, the profiler's time, counters.
 
+    An attempt that several traces hold is shown as it was captured last.
     A point whose launch ran several kernels (a stream-K sum, say) has their total time and the counters of the longest.
     Columns: key, scenario, projection, routed_m, tok_e (list), draw, schedule (Schedule), label, record_time_us,
     profiled_us, num_kernels, the kernel's own columns, `COUNTERS`, ``stall_*``, num_bytes and flops of the problem.
@@ -70,7 +71,12 @@ def points_frame(traces: Iterable[Trace]) -> pd.DataFrame:
                 name: trace.kernels[name].iloc[longest] for name in ("name", "grid", "block", "registers", "smem_bytes")
             }
             rows.append(row | counters.loc[longest].to_dict())
-    return pd.DataFrame(rows)
+    latest: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        known = latest.get(row["key"])
+        if known is None or str(row["date"]) > str(known["date"]):
+            latest[row["key"]] = row
+    return pd.DataFrame(list(latest.values()))
 
 
 def _identity_columns(key: str, identity: dict[str, Any]) -> dict[str, Any]:
