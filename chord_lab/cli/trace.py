@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from chord_lab.traces import Trace
 
 SHOWN = 20  # rows of a table on a terminal
+NAME = 100  # characters of a kernel's name
 LABEL_WIDTH, COUNTER_WIDTH = 41, 10  # characters of the counters' table
 
 
@@ -114,15 +115,15 @@ def _show(found: Trace) -> None:
 def _kernel_table(found: Trace, totals: list[Any]) -> None:
     from rich.table import Table
 
+    from chord_lab.traces.table import shorten
+
     count = int(found.kernels["launches"].sum())
     table = Table(title=f"{count:,} launches of {len(totals):,} kernels, by time")
     for column in ("kernel", "launches", "total us", "median us", "share"):
         table.add_column(column, justify="left" if column == "kernel" else "right", overflow="fold")
     for total in totals[:SHOWN]:
-        name = total.name if len(total.name) <= 100 else total.name[:97] + "..."
-        table.add_row(
-            name, f"{total.launches:,}", f"{total.total_us:,.1f}", f"{total.median_us:,.3f}", f"{total.share:.1%}"
-        )
+        figures = (f"{total.launches:,}", f"{total.total_us:,.1f}", f"{total.median_us:,.3f}", f"{total.share:.1%}")
+        table.add_row(shorten(total.name, NAME), *figures)
     console.print(table)
     if len(totals) > SHOWN:
         console.print(f"and {len(totals) - SHOWN:,} more kernels", highlight=False)
@@ -132,6 +133,7 @@ def _counter_table(found: Trace) -> None:
     """Counters of as many launches as fit, each under a letter that the lines below spell out."""
     from chord_lab.cli.verdict_tables import compact_table
     from chord_lab.traces.counters import COUNTERS, counter_frame
+    from chord_lab.traces.table import shorten
 
     shown = min(len(found.kernels), max(1, (console.width - LABEL_WIDTH) // COUNTER_WIDTH), len(ascii_lowercase))
     frame, kernels = counter_frame(found).head(shown), found.kernels.head(shown)
@@ -148,7 +150,7 @@ def _counter_table(found: Trace) -> None:
     for letter, name, time, path in zip(ascii_lowercase, *columns, strict=False):
         parts = path.split(" > ") if isinstance(path, str) and path else []
         about = [part for part in parts if not part.startswith("record ")][-2:]
-        text = f"  {letter}  {name[:60]}, {time:.1f} us" + (f": {', '.join(about)}" if about else "")
+        text = f"  {letter}  {shorten(name, 60)}, {time:.1f} us" + (f": {', '.join(about)}" if about else "")
         console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
     if len(found.kernels) > shown:
         rest = f"counters of the first {shown} of {len(found.kernels):,} kernels; a wider terminal or --json has more"
@@ -159,6 +161,7 @@ def _compare(first: Trace, second: Trace, as_json: bool) -> None:
     from rich.table import Table
 
     from chord_lab.traces.compare import counter_changes, kernel_changes
+    from chord_lab.traces.table import shorten
 
     kernels = kernel_changes(first, second)
     counted = len(first.metrics) > 0 and len(second.metrics) > 0
@@ -171,7 +174,7 @@ def _compare(first: Trace, second: Trace, as_json: bool) -> None:
         table.add_column(column, justify="left" if column == "kernel" else "right", overflow="fold")
     for change in kernels[:SHOWN]:
         sides = [f"{side.total_us:,.1f}" if side else "-" for side in (change.before, change.after)]
-        table.add_row(change.name[:100], *sides, f"{change.delta_us:+,.1f}")
+        table.add_row(shorten(change.name, NAME), *sides, f"{change.delta_us:+,.1f}")
     console.print(table)
     if counters:
         table = Table(title="counters of the first kernel of each")

@@ -129,6 +129,14 @@ def dims(x: int, y: int, z: int) -> str:
     return f"{x}x{y}x{z}"
 
 
+def shorten(name: str, most: int) -> str:
+    """A name in at most so many characters: kernels that differ in their last words alone still look different."""
+    if len(name) <= most:
+        return name
+    tail = most // 2 - 2
+    return f"{name[: most - 3 - tail]}...{name[len(name) - tail :]}"
+
+
 def parse_dims(text: str) -> str | None:
     """``(128, 1, 1)``, ``[128,1,1]``, ``128x1x1`` or ``128`` -> ``128x1x1``; None when it is neither."""
     import re

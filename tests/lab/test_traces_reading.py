@@ -11,12 +11,15 @@ import zipfile
 
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
+from chord_lab.cli import app
+from chord_lab.cli import trace as trace_command  # noqa: F401 (registers the command)
 from chord_lab.errors import UserError
 from chord_lab.traces import KERNEL_COLUMNS, read_trace
-from chord_lab.traces.chrome import write_chrome_trace
 from chord_lab.traces.compare import counter_changes, kernel_changes, kernel_totals
 from chord_lab.traces.stored import write_stored
+from chord_lab.traces.table import shorten
 
 NCU_RAW = (
     '"ID","Process ID","Kernel Name","Stream","Block Size","Grid Size","Device","gpu__time_duration.sum",'
@@ -218,32 +221,6 @@ def test_shown_on_a_terminal(tmp_path):
     assert refused.returncode == 2 and len(refused.stderr.strip().splitlines()) == 1
 
 
-def test_chrome_trace_opens_again_as_the_same_kernels(tmp_path):
-    trace = read_trace(torch_file(tmp_path / "t.json"))
-    count = write_chrome_trace(trace, tmp_path / "out.json")
-    written = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
-    assert len(written) == count
-    kernels = [e for e in written if e.get("cat") == "kernel"]
-    assert [(e["name"], e["ts"], e["dur"], e["tid"]) for e in kernels] == [
-        ("k0", 0.0, 5.0, 7),
-        ("k1", 10.0, 5.0, 7),
-        ("k0", 20.0, 5.0, 7),
-    ]
-    assert [e["name"] for e in written if e.get("cat") == "range"] == ["step"]
-    again = read_trace(tmp_path / "out.json")
-    assert again.kernels["name"].tolist() == trace.kernels["name"].tolist()
-    assert again.kernels["time_us"].tolist() == trace.kernels["time_us"].tolist()
-
-
-def test_chrome_trace_of_counters_lays_kernels_one_after_another(tmp_path):
-    two = NCU_RAW.replace("{time}", "1000").replace("{dram}", "1.5").replace("{wait}", "0.1")
-    path = tmp_path / "two.csv"
-    path.write_text(two + two.splitlines()[2].replace('"0"', '"1"', 1) + "\n")
-    write_chrome_trace(read_trace(path), tmp_path / "out.json")
-    written = [e for e in json.loads((tmp_path / "out.json").read_text())["traceEvents"] if e["ph"] == "X"]
-    assert [(e["ts"], e["dur"]) for e in written] == [(0.0, 1.0), (1.0, 1.0)]
-
-
 def test_chrome_and_parquet_files_are_whole_or_absent(tmp_path):
     page = ncu_file(tmp_path / "page.csv")
     done = chord_lab("trace", page, "--chrome", tmp_path / "nowhere" / "out.json")
@@ -275,6 +252,16 @@ def test_what_changed_between_two_reports(tmp_path):
     assert "-23.8" in done.stdout and "-0.42" in done.stdout
     with pytest.raises(UserError, match="no kernel 3; it has 1"):
         counter_changes(before, after, (0, 3))
+
+
+def test_kernels_that_differ_in_their_last_words_look_different(tmp_path):
+    start = "sm80_gemm_" + "f32" * 40
+    path = torch_file(tmp_path / "t.json")
+    text = path.read_text().replace('"k0"', f'"{start}_execute"')
+    path.write_text(text.replace('"k1"', f'"{start}_execute_split_k"'))
+    shown = CliRunner().invoke(app, ["trace", str(path)], env={"COLUMNS": "200"}).output
+    assert "_execute_split_k" in shown and "_execute " in shown
+    assert [len(shorten("x" * n, 100)) for n in (99, 100, 101, 500)] == [99, 100, 100, 100]
 
 
 def test_totals_by_kernel(tmp_path):
