@@ -11,6 +11,7 @@ from plotly.subplots import make_subplots
 from chord_lab.analysis.load import LoadInfo
 from chord_lab.export import look
 from chord_lab.export.figures import log_axis
+from chord_lab.traces.table import shorten
 from chord_lab.traces.views import Bars, Lane, Roofline, RooflinePoint, SideBySide, Timeline
 
 LANE_PX = 26
@@ -49,6 +50,7 @@ def draw_nsight_timeline(
     axis = {"gridcolor": look.GRID, "zerolinecolor": look.GRID, "linecolor": look.GRID, "automargin": True}
     figure.update_layout(
         barmode="overlay",
+        uniformtext={"minsize": 9, "mode": "hide"},  # a name too small to read is seen by hovering
         bargap=0.15,
         xaxis={"title": {"text": load_title or "local expert (select a kernel of a GEMM)"}},
         yaxis={"title": {"text": "routed rows"}, "range": [0, 1.05 * max([*counts, 1])]},
@@ -72,19 +74,17 @@ def _bars_of(lanes: list[Lane], name: str, colour: str, selected: int | None) ->
         base=[start for _, _, _, start, _, _ in flat],
         x=[time for *_, time, _ in flat],
         customdata=[[row, merged] for _, row, *_, merged in flat],
-        text=[_short(label) for _, _, label, *_ in flat],
+        text=[shorten(label, SHORT) for _, _, label, *_ in flat],
         textposition="inside",
         insidetextanchor="start",
         constraintext="inside",
+        textangle=0,
         hovertext=texts,
         hoverinfo="text",
         marker={"color": colours, "line": {"width": 0.5, "color": look.GREY}},
         name=name,
+        showlegend=False,  # lanes are named at the axis; a legend would show the colour of the first bar alone
     )
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= SHORT else text[: SHORT - 3] + "..."
 
 
 def draw_nsight_roofline(info: Roofline, *, source: str, chosen: tuple[str, ...] = ()) -> go.Figure:
@@ -96,7 +96,7 @@ def draw_nsight_roofline(info: Roofline, *, source: str, chosen: tuple[str, ...]
         roof = grid * info.copy_gbps / 1e3
         roof = np.minimum(roof, info.dense_tflops) if info.dense_tflops else roof
         figure.add_scatter(
-            x=grid, y=roof, mode="lines", name="measured ceilings", line_color=look.GREY, hoverinfo="skip"
+            x=grid, y=roof, mode="lines", name=_ceilings_name(info), line_color=look.GREY, hoverinfo="skip"
         )
     names = list(dict.fromkeys((p.projection, p.routed_m) for p in info.points))
     for i, name in enumerate(names):
@@ -118,7 +118,7 @@ def draw_nsight_roofline(info: Roofline, *, source: str, chosen: tuple[str, ...]
             },
         )
     best = max(info.points, key=lambda p: p.tflops)
-    title = f"The fastest multiplies at {best.tflops:,.0f} TFLOPS and moves {best.dram_gbps:,.0f} GB/s: {best.label}"
+    title = f"Most work a second: {best.tflops:,.0f} TFLOPS while moving {best.dram_gbps:,.0f} GB/s, by {best.label}"
     return look.layout(
         figure,
         title=title,
@@ -128,6 +128,11 @@ def draw_nsight_roofline(info: Roofline, *, source: str, chosen: tuple[str, ...]
         xaxis=log_axis(list(x)),
         yaxis=log_axis([p.tflops for p in info.points]),
     )
+
+
+def _ceilings_name(info: Roofline) -> str:
+    dense = f", dense bf16 product {info.dense_tflops:,.0f} TFLOPS" if info.dense_tflops else ""
+    return f"measured ceilings: copy {info.copy_gbps:,.0f} GB/s{dense}"
 
 
 def _roofline_text(p: RooflinePoint) -> str:
@@ -140,31 +145,40 @@ def _roofline_text(p: RooflinePoint) -> str:
 def draw_stalls(info: SideBySide, *, source: str) -> go.Figure:
     """Why warps did not issue, schedule against schedule."""
     figure = _grouped(info.stalls, info)
-    look.layout(figure, title=info.finding, source="; ".join([source, *info.notes]), x="warps waiting per issue", y="")
+    axis = "cycles that a warp waits, for each instruction it issues"
+    look.layout(figure, title=info.finding, source="; ".join([source, *info.notes]), x=axis, y="")
     return _bar_room(figure, len(info.stalls.name))
 
 
 def draw_uses(info: SideBySide, *, source: str) -> go.Figure:
     """Pipes and shares in percent, schedule against schedule."""
     bars = Bars(
-        [*info.pipes.name, *info.shares.name],
-        [*info.pipes.label, *info.shares.label],
-        [[*a, *b] for a, b in zip(info.pipes.values, info.shares.values, strict=True)],
-        [*info.pipes.meaning, *info.shares.meaning],
+        [*info.shares.name, *info.pipes.name],
+        [*info.shares.label, *(f"{label}, % busy" for label in info.pipes.label)],
+        [[*a, *b] for a, b in zip(info.shares.values, info.pipes.values, strict=True)],
+        [*info.shares.meaning, *info.pipes.meaning],
     )
     figure = _grouped(bars, info)
-    look.layout(figure, title=_uses_title(info), source=source, x="percent of peak", y="", xaxis_range=[0, 100])
+    look.layout(figure, title=_uses_title(info), source=source, x="percent", y="", xaxis_range=[0, 100])
     return _bar_room(figure, len(bars.name))
 
 
 def _uses_title(info: SideBySide) -> str:
-    """The busiest pipe of each schedule."""
+    """How near DRAM and the busiest pipe come to their peaks."""
     words = []
-    for schedule, values in zip(info.names, info.pipes.values, strict=True):
-        if values:
-            value, label = max(zip(values, info.pipes.label, strict=True))
-            words.append(f"{label} {value:.0f} % in {schedule}")
-    return "Busiest pipe: " + "; ".join(words) if words else "No pipe counters were collected"
+    if "dram_pct" in info.shares.name:
+        at = info.shares.name.index("dram_pct")
+        words.append(f"DRAM runs at {_percents([values[at] for values in info.shares.values])} of its peak")
+    if info.pipes.name:
+        busiest = [max(zip(values, info.pipes.label, strict=True)) for values in info.pipes.values]
+        which = ", ".join(dict.fromkeys(label for _, label in busiest))
+        words.append(f"the busiest pipe is busy for {_percents([value for value, _ in busiest])} ({which})")
+    return "; ".join(words) or "Neither DRAM nor pipe counters were collected"
+
+
+def _percents(values: list[float]) -> str:
+    low, high = f"{min(values):.0f}", f"{max(values):.0f}"
+    return f"{low} %" if low == high else f"{low} to {high} %"
 
 
 def _grouped(bars: Bars, info: SideBySide) -> go.Figure:
@@ -172,17 +186,23 @@ def _grouped(bars: Bars, info: SideBySide) -> go.Figure:
     for i, (schedule, values) in enumerate(zip(info.names, bars.values, strict=True)):
         figure.add_bar(
             orientation="h",
-            y=bars.label,
+            y=[_with_meaning(*texts) for texts in zip(bars.label, bars.meaning, strict=True)],
             x=values,
             name=schedule,
             marker_color=look.CYCLE[i % len(look.CYCLE)],
             marker_pattern_shape=("", "/", "x", ".")[i % 4],
-            hovertext=bars.meaning,
-            hovertemplate="%{y}: %{x:.3g} %{hovertext}<extra>%{fullData.name}</extra>",
+            hovertext=bars.label,
+            hovertemplate="%{hovertext}: %{x:.3g}<extra>%{fullData.name}</extra>",
         )
     return figure.update_layout(barmode="group")
 
 
+def _with_meaning(label: str, meaning: str) -> str:
+    """A counter's name, and under it in small letters what it says."""
+    short = meaning.partition(";")[0]
+    return f"{label}<br><span style='font-size:9px'>{short}</span>" if short else label
+
+
 def _bar_room(figure: go.Figure, groups: int) -> go.Figure:
     """Height for so many groups of bars."""
-    return figure.update_layout(yaxis_autorange="reversed", height=34 * max(3, groups) + 190)
+    return figure.update_layout(yaxis_autorange="reversed", height=36 * max(3, groups) + 190)

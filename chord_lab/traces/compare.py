@@ -80,8 +80,9 @@ def counter_changes(before: Trace, after: Trace, kernels: tuple[int, int] = (0, 
             raise UserError(f"{trace.path}: no kernel {row}; it has {len(trace.kernels)}")
     old = _figures(before, kernels[0])
     new = _figures(after, kernels[1])
-    labels = {"time_us": "time, us"} | {c.name: c.label for c in COUNTERS}
-    labels |= {f"stall_{name}": f"stall: {reason}" for name, reason in STALLS.items()}
+    labels = {"time_us": "time, us"}
+    labels |= {c.name: c.label + (", % busy" if c.name.startswith("pipe_") else "") for c in COUNTERS}
+    labels |= {f"stall_{name}": f"stall {name.replace('_', ' ')}: {reason}" for name, reason in STALLS.items()}
     return [
         CounterChange(name, labels[name], float(old[name]), float(new[name]))
         for name in labels

@@ -140,6 +140,25 @@ STALLS: dict[str, str] = {
     "sleeping": "its own sleep",
     "misc": "something else",
 }
+# What a counter says, for people who meet it the first time
+MEANINGS: dict[str, str] = {
+    "dram_pct": "bytes that DRAM moved, of the most it could in that time; above 80 the kernel is bound by memory",
+    "l2_pct": "the busiest part of the L2 cache, of the most it could do",
+    "l2_hit_pct": "requests to L2 that were answered there; low when every byte is read once, as weights are",
+    "issue_pct": "cycles in which a scheduler found a warp that could go on; the others are the stalls",
+    "occupancy_pct": "warps that were resident, of the 64 that an SM can hold; few need long loads in flight",
+    "occupancy_limit_pct": "the most that registers, shared memory and the CTA's size allow",
+    "waves": "CTAs of the grid over CTAs that run at once; just above a whole number leaves SMs idle at the end",
+    "cycles": "clock cycles from first to last",
+    "instructions": "instructions of all warps; one counts once for its 32 threads",
+    "pipe_tensor_pct": "cycles in which the tensor cores multiplied; near 100 the kernel is bound by arithmetic",
+    "pipe_alu_pct": "integer and bit operations: unpacking of 4-bit codes, addresses",
+    "pipe_fma_pct": "multiply-adds outside the tensor cores",
+    "pipe_fp16_pct": "pairs of 16-bit multiply-adds: scaling of dequantised weights",
+    "pipe_lsu_pct": "loads and stores, of shared memory too",
+    "pipe_uniform_pct": "instructions done once for a whole warp",
+    "pipe_xu_pct": "conversions, exponentials and the like",
+}
 _BY_NAME = {c.name: c for c in COUNTERS}
 
 
@@ -181,6 +200,15 @@ def _value(
         if (row, detail, unit) in values:
             return values[row, detail, unit] * item.scale
     return float("nan")
+
+
+def glossary() -> pd.DataFrame:
+    """Every counter and stall reason that the figures show, and what it means."""
+    import pandas as pd
+
+    rows = {counter(name).label: meaning for name, meaning in MEANINGS.items()}
+    rows |= {f"stall: {name.replace('_', ' ')}": f"the warp waits for {reason}" for name, reason in STALLS.items()}
+    return pd.DataFrame({"meaning": rows.values()}, index=pd.Index(rows, name="counter"))
 
 
 def missing_counters(frame: pd.DataFrame) -> list[str]:

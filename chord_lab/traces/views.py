@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chord_lab.errors import UserError
-from chord_lab.traces.counters import STALLS, counter
+from chord_lab.traces.counters import MEANINGS, STALLS, counter
 from chord_lab.traces.identity import KEY_PREFIX
 from chord_lab.traces.table import NVTX_SEPARATOR
 
@@ -92,7 +92,7 @@ class SideBySide(NamedTuple):
     profiled_us: list[float]
     cycles: list[float]
     instructions: list[float]
-    stalls: Bars  # warps waiting per issue, by reason; the largest first
+    stalls: Bars  # cycles that a warp waits for each instruction it issues, by reason; the largest first
     pipes: Bars  # percent of the pipe's peak
     shares: Bars  # percent
     finding: str
@@ -129,16 +129,28 @@ def timeline_info(
         notes.append(
             f"{merged:,} of {count:,} bars are merged with a neighbour closer than a pixel; zoom in to part them"
         )
-    busy = math.nan if replayed else _busy(kernels, start, end)
+    busy = math.nan if replayed else busy_share(kernels, start, end)
     return Timeline(lanes, start, end, whole, count, merged, busy, (*notes, *trace.notes))
 
 
 def _with_starts(trace: Trace) -> pd.DataFrame:
     kernels = trace.kernels
     frame = kernels[["name", "start_us", "time_us", "device_index", "stream"]].copy()
+    if trace.identity:  # of a record: many schedules share one kernel's name
+        frame["name"] = [kernel_label(trace, row) for row in range(len(frame))]
     if len(frame) and frame["start_us"].isna().all():
         frame["start_us"] = frame["time_us"].fillna(0.0).cumsum().shift(fill_value=0.0)
     return frame[frame["start_us"].notna() & frame["time_us"].notna()]
+
+
+def kernel_label(trace: Trace, row: int) -> str:
+    """A kernel by projection and schedule where its record is known, else by its name."""
+    from chord_lab.records import schedule_of
+
+    identity = trace.identity[row] if trace.identity else None
+    schedule = schedule_of(identity) if identity else None
+    name = str(trace.kernels["name"].iloc[row])
+    return f"{identity['projection']} {schedule.label()}" if identity and schedule else name
 
 
 def _end(frame: pd.DataFrame) -> float:
@@ -193,7 +205,7 @@ def _lane(name: str, kind: str, frame: pd.DataFrame, pixel_us: float) -> Lane:
     )
 
 
-def _busy(kernels: pd.DataFrame, start: float, end: float) -> float:
+def busy_share(kernels: pd.DataFrame, start: float, end: float) -> float:
     """Share of the window in which at least one kernel ran."""
     import numpy as np
 
@@ -246,7 +258,8 @@ def side_by_side(points: pd.DataFrame, keys: list[str]) -> SideBySide:
         raise UserError(f"no capture of {', '.join(missing) or 'nothing'}; there are {len(by_key)}")
     rows = [by_key[key] for key in keys]
     names = telling_names([row["schedule"] for row in rows], [str(row["label"]) for row in rows])
-    stalls = _bars(rows, {f"stall_{name}": name.replace("_", " ") for name in STALLS}, by_size=True)
+    stalls = _bars(rows, {f"stall_{name}": name.replace("_", " ") for name in STALLS}, at_least=0.005)
+    stalls = _largest_first(stalls)
     notes = [f"not collected: {what}" for what, bars in (("stall reasons", stalls),) if not bars.name]
     unlike = {(row["projection"], row["routed_m"], row["scenario"]) for row in rows}
     if len(unlike) > 1:
@@ -260,24 +273,26 @@ def side_by_side(points: pd.DataFrame, keys: list[str]) -> SideBySide:
         cycles=[float(row["cycles"]) for row in rows],
         instructions=[float(row["instructions"]) for row in rows],
         stalls=stalls,
-        pipes=_bars(rows, {name: counter(name).label for name in PIPES}),
+        pipes=_bars(rows, {name: counter(name).label for name in PIPES}, at_least=0.5),
         shares=_bars(rows, {name: counter(name).label for name in SHARES}),
         finding=_finding(rows, names, stalls) if len(unlike) == 1 else "Unlike points: compare reasons, not times",
         notes=tuple(notes),
     )
 
 
-def _bars(rows: list[dict[str, Any]], names: dict[str, str], by_size: bool = False) -> Bars:
-    """Figures that every row has; a stall that nobody feels is left out."""
+def _bars(rows: list[dict[str, Any]], names: dict[str, str], at_least: float = 0.0) -> Bars:
+    """Figures that every row has and some row has enough of."""
     kept = [n for n in names if all(not math.isnan(float(row[n])) for row in rows)]
-    if by_size:
-        kept = [n for n in kept if max(float(row[n]) for row in rows) >= 0.005]
-        kept.sort(key=lambda n: -max(float(row[n]) for row in rows))
+    kept = [n for n in kept if max(float(row[n]) for row in rows) >= at_least]
     short = [n.removeprefix("stall_") for n in kept]
     values = [[float(row[n]) for n in kept] for row in rows]
-    return Bars(
-        short, [names[n] for n in kept], values, [f"waiting for {STALLS[s]}" if s in STALLS else "" for s in short]
-    )
+    return Bars(short, [names[n] for n in kept], values, [STALLS.get(n) or MEANINGS.get(n, "") for n in short])
+
+
+def _largest_first(bars: Bars) -> Bars:
+    order = sorted(range(len(bars.name)), key=lambda i: -max(values[i] for values in bars.values))
+    pick = lambda column: [column[i] for i in order]  # noqa: E731
+    return Bars(pick(bars.name), pick(bars.label), [pick(values) for values in bars.values], pick(bars.meaning))
 
 
 def telling_names(schedules: list[Schedule | None], labels: list[str]) -> list[str]:
@@ -288,25 +303,39 @@ def telling_names(schedules: list[Schedule | None], labels: list[str]) -> list[s
     fields = [name for name in rows[0] if len({str(row[name]) for row in rows}) > 1]
     if not 1 <= len(fields) <= 3:
         return labels
-    return [", ".join(f"{name} {row[name]}" for name in fields) for row in rows]
+    return [", ".join(f"{name} {_plain(row[name])}" for name in fields) for row in rows]
+
+
+def _plain(value: Any) -> Any:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
 def _finding(rows: list[dict[str, Any]], names: list[str], stalls: Bars) -> str:
-    """One sentence: who is faster, by how much, and which stall differs most."""
+    """One sentence: who is faster, by how much, and what its warps spend less time on."""
     first, last = rows[0] | {"label": names[0]}, rows[-1] | {"label": names[-1]}
     if len(rows) < 2 or not stalls.name:
         return f"{first['label']}: {float(first['profiled_us']):.1f} us"
     slower, faster = (first, last) if first["profiled_us"] >= last["profiled_us"] else (last, first)
     ratio = float(slower["profiled_us"]) / float(faster["profiled_us"])
-    gaps = {n: float(slower[f"stall_{n}"]) - float(faster[f"stall_{n}"]) for n in stalls.name}
-    most = max(gaps, key=lambda n: abs(gaps[n]))
-    words = most.replace("_", " ")
-    if abs(gaps[most]) < 0.05:
-        return f"{faster['label']} is {ratio:.2f} times as fast as {slower['label']}; their warps wait alike"
+    if ratio < 1.005:
+        return f"{faster['label']} and {slower['label']} take the same time"
+    return f"{faster['label']} is {ratio:.2f} times as fast as {slower['label']}; {_reason(faster, slower, stalls)}"
+
+
+def _reason(faster: dict[str, Any], slower: dict[str, Any], stalls: Bars) -> str:
+    """Where the slower one's warps lose most: cycles an instruction times instructions."""
+    more, less = (1.0 if math.isnan(row["instructions"]) else float(row["instructions"]) for row in (slower, faster))
+    before, after = ({n: float(row[f"stall_{n}"]) for n in stalls.name} for row in (slower, faster))
+    # "not selected" is no loss of its own: another warp of the scheduler went on
+    lost = {n: before[n] * more - after[n] * less for n in stalls.name if n != "not_selected"}
+    most = max(lost, key=lambda n: lost[n])
+    if lost[most] < 0.01 * more * sum(before.values()):
+        return "their warps wait alike"
+    if most == "selected" or before[most] <= after[most]:
+        return f"it issues fewer instructions ({less / 1e6:.1f} against {more / 1e6:.1f} million)"
     return (
-        f"{faster['label']} is {ratio:.2f} times as fast as {slower['label']}; its warps wait "
-        f"{'less' if gaps[most] > 0 else 'more'} on {words} ({float(faster[f'stall_{most}']):.2f} against "
-        f"{float(slower[f'stall_{most}']):.2f} warps per issue)"
+        f"its warps wait less for {STALLS[most]} "
+        f"({most.replace('_', ' ')}: {after[most]:.2f} against {before[most]:.2f} cycles an instruction)"
     )
 
 

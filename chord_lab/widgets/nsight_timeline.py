@@ -12,8 +12,8 @@ from chord_lab.analysis.load import load_info
 from chord_lab.errors import UserError
 from chord_lab.export.nsight_figures import draw_nsight_timeline
 from chord_lab.traces.library import Library, load_library
-from chord_lab.traces.table import Trace
-from chord_lab.traces.views import kernel_story, timeline_info, trace_source
+from chord_lab.traces.table import Trace, shorten
+from chord_lab.traces.views import kernel_label, kernel_story, timeline_info, trace_source
 from chord_lab.widgets import controls
 from chord_lab.widgets.live_figure import LiveFigure
 from chord_lab.widgets.measurements import Measurements
@@ -35,6 +35,7 @@ class NsightTimeline(Panel):
             raise UserError(f"{self.library.folder} holds nothing with kernels to draw")
         self.file = controls.choice("Capture", names, names[0], "a profile of this folder")
         self.kernel = controls.choice("Kernel", [("none", None)], None, "the kernel whose schedule and load are shown")
+        self.kernel.layout.width = "60em"
         self.zoom_in = controls.button("Zoom in", "half the time, around the middle")
         self.zoom_out = controls.button("Zoom out", "twice the time")
         self.whole = controls.button("Whole trace", "from the first event to the last")
@@ -134,15 +135,12 @@ def library_of(captures: str | Path | None) -> Library:
 
 
 def kernel_choices(trace: Trace, most: int = 200) -> list[tuple[str, int | None]]:
-    """The longest kernels, in order of start; those of a record say their projection."""
+    """The longest kernels, in order of start; those of a record by projection and schedule."""
     longest = trace.kernels["time_us"].nlargest(most).index.sort_values()
     choices: list[tuple[str, int | None]] = [("none", None)]
     for row in longest.tolist():
-        identity = trace.identity[row] if trace.identity else None
-        what = f"{identity['projection']} " if identity else ""
-        choices.append(
-            (f"{row}: {what}{trace.kernels['name'].iloc[row]} {trace.kernels['time_us'].iloc[row]:.1f} us"[:90], row)
-        )
+        label = shorten(kernel_label(trace, row), 80)
+        choices.append((f"{row}: {label}, {trace.kernels['time_us'].iloc[row]:.1f} us", row))
     return choices
 
 

@@ -1,7 +1,8 @@
 """The Nsight notebooks in a real browser: zoom the timeline, select a kernel, see its schedule and load; compare."""
 
-import importlib.util
+import importlib
 import pathlib
+import sys
 
 import pytest
 
@@ -33,10 +34,8 @@ def dropdown(page, label):
 def captures(workspace):
     """The shipped captures; made ones beside the notebooks where there are none."""
     if not any((ROOT / "data" / "nsight").glob("*/*.pq")):
-        place = ROOT / "tests" / "lab" / "captures.py"
-        spec = importlib.util.spec_from_file_location("captures", place)
-        made = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(made)
+        sys.path.append(str(ROOT / "tests" / "lab"))
+        made = importlib.import_module("captures")
         made.write_captures(workspace / "notebooks" / "data" / "nsight" / "nvidia_h200")
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from layer_capture import write_layers
 from w4a16_moe.schedule import Schedule
 
 from chord_lab.records import Environment, Record
@@ -38,11 +38,11 @@ def point(scenario="kimi-k2/ep8/decode", tokens=72, projection="gate_up") -> Poi
     return found
 
 
-def capture(attempts) -> Trace:
+def capture(attempts, default=False) -> Trace:
     """A trace of ``(point, schedule, figures)``: figures hold time_us, counters of PERCENT, and ``stall_*``."""
     names, times, paths, metrics, records = [], [], [], [], []
     for i, (where, schedule, figures) in enumerate(attempts):
-        records.append(_record(where, schedule, figures["time_us"] * 1.02))
+        records.append(_record(where, schedule, figures["time_us"] * 1.02, default))
         names.append(f"{schedule.kernel}_kernel")
         times.append(figures["time_us"])
         paths.append(NVTX_SEPARATOR.join([where.scenario, schedule.label(), f"record {records[-1].key()}"]))
@@ -67,10 +67,10 @@ def capture(attempts) -> Trace:
     return with_identity(trace, records)
 
 
-def _record(where: Point, schedule: Schedule, time_us: float) -> Record:
+def _record(where: Point, schedule: Schedule, time_us: float, default: bool) -> Record:
     return record_of(
         where,
-        Candidate(schedule=schedule),
+        Candidate(schedule=schedule, default=default),
         run_id="made",
         date="2026-11-29T12:00:00+00:00",
         environment=ENVIRONMENT,
@@ -79,8 +79,12 @@ def _record(where: Point, schedule: Schedule, time_us: float) -> Record:
     )
 
 
-def write_captures(folder):
-    """A folder like data/nsight/DEVICE: decode and prefill counters, a layer's timeline."""
+PARTS = ("decode", "prefill", "layer")  # as of benchmarks.record_nsight
+DECODE_LAYER, PREFILL_LAYER = (186.0, 105.0), (480.0, 260.0)  # gate_up, down
+
+
+def write_captures(folder, parts=PARTS):
+    """A folder like data/nsight/DEVICE: decode and prefill counters, whole layers of both."""
     folder.mkdir(parents=True, exist_ok=True)
     decode, fewer, prefill = point(), point(tokens=50), point("kimi-k2/ep8/prefill", 4096)
     attempts = [(decode, slicing("static"), STATIC | STALLED), (decode, slicing("semi_static"), SEMI_STATIC | STALLED)]
@@ -88,42 +92,25 @@ def write_captures(folder):
     for on in (False, True):
         knobs = {"block_m": 16, "num_warps": 4, "ctas_per_sm": 3, "stream_k": on, "persistent": on}
         attempts.append((fewer, slicing("branched", **knobs), SEMI_STATIC | STALLED | {"time_us": 202.0 - on}))
-    write_stored(capture(attempts), folder / f"decode{STORED_SUFFIX}")
-    wgmma = {"kernel": "wgmma", "block_k": 64, "num_stages": 5, "ctas_per_sm": 1, "persistent": True}
-    sizes = ((32, 256, 700.0), (64, 256, 520.0), (128, 256, 480.0), (256, 128, 560.0))
-    attempts = [
-        (prefill, slicing("branched", block_m=m, block_n=n, **wgmma), PREFILL | STALLED | {"time_us": time})
-        for m, n, time in sizes
-    ]
-    write_stored(capture(attempts), folder / f"prefill{STORED_SUFFIX}")
-    write_layer(folder / "layer.pt.trace.json", decode, slicing("semi_static"))
+    if "decode" in parts:
+        write_stored(capture(attempts), folder / f"decode{STORED_SUFFIX}")
+    sizes = ((32, 256, 700.0), (64, 256, 520.0), (96, 256, 500.0), (128, 256, 480.0), (192, 128, 560.0))
+    attempts = [(prefill, wgmma(m, n), PREFILL | STALLED | {"time_us": time}) for m, n, time in sizes]
+    if "prefill" in parts:
+        write_stored(capture(attempts), folder / f"prefill{STORED_SUFFIX}")
+    if "layer" in parts:
+        layers = [(*both("kimi-k2/ep8/decode", 50), slicing("semi_static"), *DECODE_LAYER)]
+        layers += [(*both("kimi-k2/ep8/prefill", 4096), wgmma(128, 256), *PREFILL_LAYER)]
+        attempts = [(where, schedule, SEMI_STATIC) for *points, schedule, _, _ in layers for where in points]
+        write_layers(folder / "layer.pt.trace.json.gz", layers, list(capture(attempts, default=True).identity))
     return folder
 
 
-def write_layer(path, where: Point, schedule: Schedule, repeats: int = 3):
-    """A PyTorch trace of a layer: routing, two GEMMs, an activation, each in its annotation."""
-    key = Candidate(schedule=schedule).key_at(where)
-    gemm, shape = "mma_sync_kernel", {"device": 0, "stream": 7, "grid": [132, 1, 1], "block": [256, 1, 1]}
-    steps = [("routing", "align_kernel", 6.0), (f"gate_up {schedule.label()}", gemm, 190.0)]
-    steps += [("SwiGLU", "elementwise", 4.0), ("down", gemm, 105.0)]
-    events, clock, correlation = [], 0.0, 0
+def wgmma(block_m, block_n) -> Schedule:
+    knobs = {"kernel": "wgmma", "block_k": 64, "num_stages": 5, "ctas_per_sm": 1, "persistent": True}
+    return slicing("branched", block_m=block_m, block_n=block_n, **knobs)
 
-    def event(category, name, ts, dur, *, on_gpu=False, **args):
-        place = {"pid": 0, "tid": 7} if on_gpu else {"pid": 9, "tid": 9}
-        events.append({"ph": "X", "cat": category, "name": name, "ts": ts, "dur": dur, "args": args, **place})
 
-    for _ in range(repeats):
-        began = clock
-        for name, kernel, time in steps:
-            correlation += 1
-            event("cuda_runtime", "cuLaunchKernel", clock + 1, 1.0, correlation=correlation)
-            event("kernel", kernel, clock + 3, time, on_gpu=True, correlation=correlation, **shape)
-            event("user_annotation", name, clock + 0.2, time)
-            if name.startswith("gate_up"):
-                event("user_annotation", f"record {key}", clock + 0.4, time - 1)
-            clock += time + 5
-        event("user_annotation", where.scenario, began, clock - began)
-    rows = capture([(where, schedule, SEMI_STATIC)]).identity
-    devices = [{"id": 0, "name": "NVIDIA H200"}]
-    path.write_text(json.dumps({"deviceProperties": devices, "chord_lab_records": rows, "traceEvents": events}))
-    return path
+def both(scenario, tokens):
+    """gate_up and down of a layer."""
+    return [point(scenario, tokens, projection) for projection in ("gate_up", "down")]
