@@ -70,3 +70,29 @@ def test_the_layer_is_joined_to_its_records(library):
     rows = [row for row in layer.identity if row]
     assert {row["projection"] for row in rows} == {"gate_up", "down"}
     assert all(sum(row["tok_e"]) == row["routed_m"] for row in rows)
+
+
+def test_what_the_notebook_says_of_token_slicing_is_so(library):
+    """Predicates spare loads and not multiplications; a body of its own spares both."""
+    points = library.points[library.points["routed_m"] == 576]
+    slicing = {s.token_slicing: row for s, row in zip(points["schedule"], points.to_dict("records"), strict=True)}
+    multiplied = {how: row["cycles"] * row["pipe_tensor_pct"] for how, row in slicing.items()}
+    assert multiplied["semi_static"] == pytest.approx(multiplied["static"], rel=0.02)
+    assert multiplied["branched"] < 0.8 * multiplied["static"]
+    assert slicing["semi_static"]["stall_mio_throttle"] < 0.5 * slicing["static"]["stall_mio_throttle"]
+
+
+def test_what_the_kernels_readme_says_of_counters_is_so(library):
+    text = (ROOT.parents[1] / "kernels" / "README.md").read_text()
+    said = re.search(r"Counters\s+at 12 tokens per expert(.*?)\(2\.1 against 1\.0\)\.", text, re.DOTALL)
+    assert said, "kernels/README.md no longer tells these counters"
+    points = library.points[library.points["routed_m"] == 576]
+    rows = {s.token_slicing: row for s, row in zip(points["schedule"], points.to_dict("records"), strict=True)}
+    for how, words in (
+        ("branched", "branched keeps DRAM at {dram} % of its peak with the tensor pipe at {tensor} %"),
+        ("static", "static {dram} % and {tensor} %"),
+        ("dynamic", "dynamic {dram} % and {tensor} %"),
+    ):
+        shares = {"dram": round(rows[how]["dram_pct"]), "tensor": round(rows[how]["pipe_tensor_pct"])}
+        assert words.format(**shares) in " ".join(said[1].split())
+    assert [round(rows[how]["stall_wait"], 1) for how in ("dynamic", "branched")] == [2.1, 1.0]
