@@ -15,7 +15,8 @@ from chord_lab.traces.table import shorten
 from chord_lab.traces.views import Bars, Lane, Roofline, RooflinePoint, SideBySide, Timeline
 
 LANE_PX = 26
-SHORT = 44  # characters of a kernel's name on screen; hovering shows all
+LETTERS = 140  # that fit beside each other over a timeline's width
+FEWEST_LETTERS, MOST_LETTERS = 7, 60  # of a name on its bar; hovering shows all
 
 
 def draw_nsight_timeline(
@@ -39,7 +40,8 @@ def draw_nsight_timeline(
     )  # fmt: skip
     for kind, name, colour in (("range", "ranges", look.SKY), ("kernel", "kernels", look.BLUE)):
         lanes = [lane for lane in info.lanes if lane.kind == kind]
-        figure.add_trace(_bars_of(lanes, name, colour, selected if kind == "kernel" else None), row=2, col=1)
+        letters = LETTERS / (info.end_us - info.start_us)
+        figure.add_trace(_bars_of(lanes, name, colour, selected if kind == "kernel" else None, letters), row=2, col=1)
     shown = f"{info.end_us - info.start_us:,.1f} us"
     title = f"{info.busy_share:.0%} of the {shown} shown have a kernel running"
     if math.isnan(info.busy_share):
@@ -50,7 +52,6 @@ def draw_nsight_timeline(
     axis = {"gridcolor": look.GRID, "zerolinecolor": look.GRID, "linecolor": look.GRID, "automargin": True}
     figure.update_layout(
         barmode="overlay",
-        uniformtext={"minsize": 9, "mode": "hide"},  # a name too small to read is seen by hovering
         bargap=0.15,
         xaxis={"title": {"text": load_title or "local expert (select a kernel of a GEMM)"}},
         yaxis={"title": {"text": "routed rows"}, "range": [0, 1.05 * max([*counts, 1])]},
@@ -60,7 +61,8 @@ def draw_nsight_timeline(
     return figure
 
 
-def _bars_of(lanes: list[Lane], name: str, colour: str, selected: int | None) -> go.Bar:
+def _bars_of(lanes: list[Lane], name: str, colour: str, selected: int | None, letters: float) -> go.Bar:
+    """``letters``: how many fit into a microsecond's width; a name of which too little fits is seen by hovering."""
     flat = [
         (lane.name, lane.row[i], lane.label[i], lane.start_us[i], lane.time_us[i], lane.merged[i])
         for lane in lanes
@@ -74,7 +76,7 @@ def _bars_of(lanes: list[Lane], name: str, colour: str, selected: int | None) ->
         base=[start for _, _, _, start, _, _ in flat],
         x=[time for *_, time, _ in flat],
         customdata=[[row, merged] for _, row, *_, merged in flat],
-        text=[shorten(label, SHORT) for _, _, label, *_ in flat],
+        text=[_fitting(label, min(int(time * letters), MOST_LETTERS)) for _, _, label, _, time, _ in flat],
         textposition="inside",
         insidetextanchor="start",
         constraintext="inside",
@@ -85,6 +87,10 @@ def _bars_of(lanes: list[Lane], name: str, colour: str, selected: int | None) ->
         name=name,
         showlegend=False,  # lanes are named at the axis; a legend would show the colour of the first bar alone
     )
+
+
+def _fitting(label: str, letters: int) -> str:
+    return shorten(label, letters) if letters >= min(len(label), FEWEST_LETTERS) else ""
 
 
 def draw_nsight_roofline(info: Roofline, *, source: str, chosen: tuple[str, ...] = ()) -> go.Figure:
