@@ -10,7 +10,7 @@ from typing import Any
 
 from chord_lab.errors import UserError
 from chord_lab.traces.numerals import Numerals, base_unit, learn_numerals
-from chord_lab.traces.table import NVTX_SEPARATOR, Trace, kernel_frame, metric_frame, nvtx_frame, parse_dims
+from chord_lab.traces.table import NVTX_SEPARATOR, Trace, kernel_frame, metric_frame, nvtx_frame, parse_dims, plausible
 from chord_lab.traces.text_files import Table, find_tables, split_row
 
 IDENTITY = {
@@ -79,8 +79,9 @@ class _Launch:
         self.metrics.setdefault(name, (value * factor, base, None))
 
     def first(self, names: tuple[str, ...]) -> float:
-        """The first of these metrics that the launch has, NaN when it has none."""
-        return next((self.metrics[n][0] for n in names if n in self.metrics), float("nan"))
+        """The first of these metrics that the launch has, NaN when it has none or it is infinite."""
+        value = next((self.metrics[n][0] for n in names if n in self.metrics), math.nan)
+        return value if math.isfinite(value) else math.nan
 
 
 class _Page:
@@ -166,13 +167,14 @@ def _chatter_notes(text: str, tables: list[Table]) -> list[str]:
 
 
 def _trace(path: Path, pages: list[_Page], launches: list[_Launch], numerals: Numerals, notes: list[str]) -> Trace:
-    times = [launch.first(TIME) / 1e3 for launch in launches]
+    times = [plausible(launch.first(TIME) / 1e3) for launch in launches]
     without_time = sum(math.isnan(t) for t in times)
     if not launches:
         notes.append("no kernels: the table has a header and no rows (nothing was profiled)")
     elif without_time:
         notes.append(
-            f"{without_time} of {len(launches)} kernels have no duration: gpu__time_duration.sum was not collected"
+            f"{without_time} of {len(launches)} kernels have no duration: "
+            "gpu__time_duration.sum was not collected, or is no time"
         )
     if not numerals.certain:
         notes.append("decimal sign not certain: values such as 223,008 are read in the English way (thousands)")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from chord_lab.errors import UserError
-from chord_lab.traces.table import NVTX_SEPARATOR, Trace, dims, kernel_frame, metric_frame, nvtx_frame
+from chord_lab.traces.table import NVTX_SEPARATOR, Trace, dims, kernel_frame, metric_frame, nvtx_frame, plausible
 
 MAGIC = b"NVR\0"
 WORKLOAD_NAMES = {0: "kernel", 1: "graph", 2: "range", 3: "command list"}
@@ -183,7 +183,7 @@ def _kernel(action: Any, values: dict[str, tuple[float, str, str | None]]) -> di
 
     return {
         "name": str(action.name()),
-        "time_us": number("gpu__time_duration.sum", "gpu__time_duration.avg") / 1e3,
+        "time_us": plausible(number("gpu__time_duration.sum", "gpu__time_duration.avg") / 1e3),
         "grid": shape("grid"),
         "block": shape("block"),
         "registers": number("launch__registers_per_thread"),

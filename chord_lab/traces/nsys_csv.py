@@ -9,7 +9,7 @@ from typing import Any
 
 from chord_lab.errors import UserError
 from chord_lab.traces.numerals import Numerals, base_unit, learn_numerals
-from chord_lab.traces.table import Trace, dims, kernel_frame, metric_frame, nvtx_frame
+from chord_lab.traces.table import Trace, dims, kernel_frame, metric_frame, nvtx_frame, plausible
 from chord_lab.traces.text_files import Table, find_tables, split_row
 
 # Column stems by what they mean; spellings of 2020 to 2026, units in brackets stripped
@@ -109,7 +109,7 @@ class _Columns:
                 value = self.numerals.number(text)
             except ValueError:
                 raise UserError(f"{self.path}: column {header!r} holds {text!r}, which is not a number") from None
-            values.append(float("nan") if value is None else value * factor)
+            values.append(math.nan if value is None or not math.isfinite(value) else value * factor)
         return values
 
 
@@ -134,7 +134,7 @@ def _trace_rows(columns: _Columns, notes: list[str]) -> tuple[dict[str, Any], st
     return {
         "name": pick(names),
         "start_us": [(s - origin) / 1e3 for s in start],
-        "time_us": [t / 1e3 for t in time],
+        "time_us": [plausible(t / 1e3) for t in time],
         "grid": [_shape(xyz) for xyz in zip(sizes["GrdX"], sizes["GrdY"], sizes["GrdZ"], strict=True)],
         "block": [_shape(xyz) for xyz in zip(sizes["BlkX"], sizes["BlkY"], sizes["BlkZ"], strict=True)],
         "registers": pick(columns.number("Reg/Trd")),
@@ -155,11 +155,12 @@ def _summary_rows(columns: _Columns, notes: list[str]) -> tuple[dict[str, Any], 
     notes.append("a summary: each row is the mean of the launches of one kernel; no start times, grids or registers")
     launches = columns.number(*SUMMARY["launches"], scale=False)
     names = columns.text(*SUMMARY["name"])
-    kernel = [not MEMORY_OPERATION.match(n) for n in names]
+    kept = [i for i, name in enumerate(names) if not MEMORY_OPERATION.match(name)]
+    means = columns.number(*SUMMARY["mean"])
     return {
-        "name": [n for n, keep in zip(names, kernel, strict=True) if keep],
-        "time_us": [v / 1e3 for v, keep in zip(columns.number(*SUMMARY["mean"]), kernel, strict=True) if keep],
-        "launches": [1 if math.isnan(v) else int(v) for v, keep in zip(launches, kernel, strict=True) if keep],
+        "name": [names[i] for i in kept],
+        "time_us": [plausible(means[i] / 1e3) for i in kept],
+        "launches": [1 if math.isnan(launches[i]) else int(launches[i]) for i in kept],
     }, None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,6 +128,11 @@ def nvtx_frame(columns: dict[str, Any] | None = None) -> pd.DataFrame:
 def dims(x: int, y: int, z: int) -> str:
     """``396x1x1``: one spelling of a grid or a block."""
     return f"{x}x{y}x{z}"
+
+
+def plausible(time_us: float) -> float:
+    """A kernel's time, NaN for what none can take: negative, or beyond all numbers (a damaged cell)."""
+    return time_us if 0 <= time_us < math.inf else math.nan
 
 
 def shorten(name: str, most: int) -> str:

@@ -65,3 +65,13 @@ def test_events_of_a_lane_follow_each_other_or_nest(tmp_path):
     assert [n for *_, n in lanes[named["stream 7, overlapping"]]] == ["k1"]
     assert [n for *_, n in lanes[named["thread 0 / 9"]]] == ["outer", "inner", "after"]
     assert set(named.values()) == set(lanes)
+
+
+def test_a_time_that_no_kernel_takes_is_no_time(tmp_path):
+    """A damaged cell such as 1e400 reads as infinite: neither a figure nor JSON can hold it."""
+    for i, time in enumerate(("1e400", "inf", "-5")):
+        path = tmp_path / f"{i}.csv"
+        path.write_text(NCU_RAW.replace("{time}", time).replace("{dram}", "1.5").replace("{wait}", "0.1"))
+        trace = read_trace(path)
+        assert trace.kernels["time_us"].isna().all() and any("is no time" in note for note in trace.notes)
+        assert write_chrome_trace(trace, tmp_path / "out.json") == 1  # the GPU's name

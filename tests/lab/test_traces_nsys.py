@@ -294,5 +294,7 @@ def test_times_in_other_units_and_damaged_cells(tmp_path):
     header = TRACE_HEADER.replace("(ns)", "(us)")
     row = "5,2.5,2,132,1,1,256,1,1,168,0.000,0.197,,,,,GPU (1),1,,7,moe\n"
     assert read_trace(write(tmp_path / "us.csv", f"{header}\n{row}")).kernels["time_us"][0] == 2.5
+    endless = read_trace(write(tmp_path / "inf.csv", f"{header}\n{row.replace('2.5', '1e400').replace('132', 'inf')}"))
+    assert endless.kernels["time_us"].isna()[0] and endless.kernels["grid"].isna()[0]
     with pytest.raises(UserError, match="'soon', which is not a number"):
         read_trace(write(tmp_path / "bad.csv", f"{header}\n{row.replace('2.5', 'soon')}"))
