@@ -16,7 +16,7 @@ from chord_lab.traces.views import Bars, Lane, Roofline, RooflinePoint, SideBySi
 
 LANE_PX = 26
 LETTERS = 140  # that fit beside each other over a timeline's width
-FEWEST_LETTERS, MOST_LETTERS = 7, 60  # of a name on its bar; hovering shows all
+FEWEST_LETTERS, MOST_LETTERS = 16, 60  # of a name on its bar; hovering shows all
 
 
 def draw_nsight_timeline(
@@ -90,7 +90,11 @@ def _bars_of(lanes: list[Lane], name: str, colour: str, selected: int | None, le
 
 
 def _fitting(label: str, letters: int) -> str:
-    return shorten(label, letters) if letters >= min(len(label), FEWEST_LETTERS) else ""
+    """As much of a name as fits: both its ends, its first word alone, or nothing."""
+    if letters >= min(len(label), FEWEST_LETTERS):
+        return shorten(label, letters)
+    first = label.split(maxsplit=1)[0] if label.strip() else ""
+    return first if len(first) <= letters else ""
 
 
 def draw_nsight_roofline(info: Roofline, *, source: str, chosen: tuple[str, ...] = ()) -> go.Figure:

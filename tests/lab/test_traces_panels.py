@@ -59,6 +59,23 @@ def test_a_selected_kernel_shows_its_schedule_and_the_rows_of_its_experts(folder
     assert sum(panel.live.figure.data[0].y) == 0
 
 
+def test_bars_carry_what_fits_on_them(folder):
+    library = load_library(folder)
+    trace = library.timeline("layer.pt.trace.json.gz")
+
+    def texts(window):
+        figure = draw_nsight_timeline(timeline_info(trace, window), source="")
+        return dict(zip((row for row, _ in figure.data[2].customdata), figure.data[2].text, strict=True))
+
+    gate_up = trace.kernels["start_us"][1]
+    assert texts((gate_up, gate_up + 200))[1] == "gate_up mma_sync 24x256x128 w8 s2 c2 swap semi_static"
+    assert (
+        texts((gate_up, gate_up + 1000))[1].startswith("gate_up mma") and "..." in texts((gate_up, gate_up + 1000))[1]
+    )
+    assert texts((gate_up, gate_up + 2000))[1] == "gate_up"
+    assert texts(None)[0] == ""  # a kernel of 5 us among 3,500
+
+
 def test_zooming_by_button_and_by_mouse(folder):
     panel = NsightTimeline(folder)
     whole = panel.live.figure.layout.xaxis2.range
