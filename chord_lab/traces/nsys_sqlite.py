@@ -32,7 +32,8 @@ def read_nsys_sqlite(path: Path, progress: Progress | None = None) -> Trace:
     try:
         return _trace(Export(database, path, progress or (lambda _: None)))
     except sqlite3.Error as error:
-        raise UserError(f"{path}: damaged or incomplete SQLite file ({error})") from None
+        reason = " ".join(str(error).split())[:200]  # it may quote a damaged schema, lines and all
+        raise UserError(f"{path}: damaged or incomplete SQLite file ({reason})") from None
     except (ValueError, TypeError, OverflowError) as error:
         if isinstance(error, UserError):
             raise

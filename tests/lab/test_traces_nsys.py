@@ -219,6 +219,16 @@ def test_a_cut_off_database_is_refused(export):
             read_trace(path)
 
 
+def test_a_damaged_schema_is_refused_in_one_line(export):
+    export.metadata("META_DATA_EXPORT", "3.25.0").kernels([(0, 1, 1, "k", PID)])
+    path = export.done()
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"_ACTIVITY_KIND_KERNEL(", b"_ACTIVITY_KIND\n\n, \n((("))
+    with pytest.raises(UserError, match="malformed database schema") as refusal:
+        read_trace(path)
+    assert "\n" not in str(refusal.value)
+
+
 def test_a_million_rows_stay_quick_and_small(export):
     """A tenth of the promise (10 million rows in 60 s and 4 GB), at a rate that leaves it room."""
     resource = pytest.importorskip("resource")
