@@ -135,14 +135,18 @@ class LayerBench:
                 }
 
 
-def place_of(point: Point) -> tuple[str, str, str, int, str]:
+def place_of(point: Point) -> tuple[str, str, str, int, str, int]:
     """As in `candidate_times`, less the run."""
-    return (point.scenario, point.projection, point.profile, point.num_tokens, point.routing.draw)
+    routing = point.routing
+    return (point.scenario, point.projection, point.profile, point.num_tokens, routing.draw, routing.seed)
 
 
 def measure(timer: Timer, table: pa.Table, rounds: int, rep_ms: float) -> Iterator[dict[str, Any]]:
     """Rows of every published point that both projections were recorded at."""
-    recorded = {place[:-1]: times for place, times in candidate_times(table).items()}  # less the run
+    recorded = {  # less the run
+        place[:-1]: {schedule: timed.time_us for schedule, timed in times.items()}
+        for place, times in candidate_times(table).items()
+    }
     environment = timer.environment()
     for name in SCENARIOS:
         gate_ups, downs = (scenario_points(name, tokens="published", projections=[p]) for p in ("gate_up", "down"))

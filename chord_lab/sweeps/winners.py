@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -63,9 +63,19 @@ class Winner:
     run_id: str = ""
     within: tuple[Schedule, ...] = ()  # candidates within `MARGIN` of the best: a table may use any of them
 
-    def place(self) -> tuple[str, str, str, int, str, str]:
+    def place(self) -> Place:
         """What tells it from the verdicts at other points and of other runs."""
-        return (self.scenario, self.projection, self.profile, self.num_tokens, self.draw, self.run_id)
+        return (self.scenario, self.projection, self.profile, self.num_tokens, self.draw, self.seed, self.run_id)
+
+
+Place = tuple[str, str, str, int, str, int, str]
+
+
+class CandidateTime(NamedTuple):
+    """One candidate at one point."""
+
+    time_us: float  # paired with the default, so that drift cancels
+    ratios: npt.NDArray[np.float64]  # to the default, of each round that has both
 
 
 @dataclass
@@ -79,6 +89,12 @@ class _Timed:
     estimate: npt.NDArray[np.float64]  # by row: median ratio, or median time where nothing pairs
     pairs: npt.NDArray[np.int64]  # by row
     time: npt.NDArray[np.float64]  # by row: median repeat's median, NaN unless ok
+
+    def ratios_of(self, row: int) -> npt.NDArray[np.float64]:
+        """A row's ratios to the default, of the rounds that pair; rows of repeats ascend."""
+        start, stop = np.searchsorted(self.row, (row, row + 1))
+        ratios = self.ratio[start:stop]
+        return ratios[~np.isnan(ratios)]
 
 
 def winners(table: pa.Table, margin: float = MARGIN) -> list[Winner]:
@@ -94,11 +110,11 @@ def winners(table: pa.Table, margin: float = MARGIN) -> list[Winner]:
     return sorted(found, key=lambda w: (w.scenario, w.projection != "gate_up", w.routed_m, w.draw, w.run_id))
 
 
-def candidate_times(table: pa.Table) -> dict[tuple[str, str, str, int, str, str], dict[Schedule, float]]:
-    """Microseconds of every candidate that ran, by `Winner.place`: paired with the default, so that drift cancels."""
+def candidate_times(table: pa.Table) -> dict[Place, dict[Schedule, CandidateTime]]:
+    """Every candidate that ran, by `Winner.place`."""
     table = newest_runs(table)[0]
     decoded, columns, timed, contests = _contests(table)
-    found: dict[tuple[str, str, str, int, str, str], dict[Schedule, float]] = {}
+    found: dict[Place, dict[Schedule, CandidateTime]] = {}
     for rows in contests:
         tried = rows[(columns["kind"][rows] == "candidate") & ~np.isnan(timed.time[rows])]
         if not len(tried):
@@ -110,13 +126,15 @@ def candidate_times(table: pa.Table) -> dict[tuple[str, str, str, int, str, str]
             timed.time[tried],
         )
         point = decoded.points[decoded.point_of_row[tried[0]]]
-        run_id = str(columns["run_id"][tried[0]])
-        place = (point.scenario, point.projection, point.profile, point.num_tokens, point.routing.draw, run_id)
+        run_id, routing = str(columns["run_id"][tried[0]]), point.routing
+        place = (
+            point.scenario, point.projection, point.profile, point.num_tokens, routing.draw, routing.seed, run_id
+        )  # fmt: skip
         by_schedule = found.setdefault(place, {})
         for row, time_us in zip(tried, times, strict=True):
             schedule = _schedule(decoded, int(row))
             if schedule is not None:
-                by_schedule[schedule] = float(time_us)
+                by_schedule[schedule] = CandidateTime(float(time_us), timed.ratios_of(int(row)))
     return found
 
 

@@ -199,7 +199,9 @@ def test_candidate_times_cancel_drift(point):
     table = to_table(
         [record(point, DEFAULT, [300, 330]), record(point, OTHER, {1: 297}), record(point, THIRD, {0: 285})]
     )
-    (times,) = candidate_times(table).values()
+    (found,) = candidate_times(table).values()
+    times = {schedule: timed.time_us for schedule, timed in found.items()}
+    assert list(found[OTHER].ratios) == pytest.approx([0.9]) and len(found[DEFAULT].ratios) == 2
     assert times[OTHER] / times[DEFAULT] == pytest.approx(0.9) and times[THIRD] / times[DEFAULT] == pytest.approx(0.95)
 
 
