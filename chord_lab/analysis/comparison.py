@@ -190,15 +190,18 @@ def layer_info(
     Raises:
         UserError: no token count with both projections, several scenarios, or unlike environments.
     """
+    import pandas as pd
+
     part = select(frame, scenario=scenario, draw=draw)
     mine = with_labels(candidates(part))
     if mine["scenario"].nunique() > 1:
         raise UserError(f"several scenarios ({', '.join(sorted(mine['scenario'].unique()))}); choose one")
-    require_one_environment(mine)
+    theirs = others(part)
+    require_one_environment(pd.concat([mine, theirs]) if len(theirs) else mine)
     whole = _whole_layers(mine, chosen or {})
     if not whole:
         raise UserError("no token count where both gate_up and down were timed")
-    sums = _layer_sums(name_tiles(others(part)))
+    sums = _layer_sums(name_tiles(theirs))
     names = [n for n in PEER_NOTES if any(n in s for s in sums.values())]
     lists: dict[str, list[Any]] = {
         n: [] for n in LayerInfo._fields if n not in ("implementation", "caveats", "scenario", "source")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from chord_lab.sweeps.winners import Winner
 
@@ -22,13 +23,14 @@ class Layer:
 
 
 def layers(found: list[Winner]) -> list[Layer]:
-    """gate_up + down where both have a result in the same scenario, profile and routing."""
-    pairs: dict[tuple[str, str, int, str, str], dict[str, Winner]] = {}
+    """gate_up + down where both have a result in the same scenario, profile and routing, in like environments."""
+    pairs: dict[Any, dict[str, Winner]] = {}
     for winner in found:
-        key = (winner.scenario, winner.profile, winner.routed_m, winner.draw, winner.device)
+        routing = (winner.routed_m, winner.draw, winner.seed)
+        key = (winner.scenario, winner.profile, routing, winner.source == "predicted", winner.environment)
         pairs.setdefault(key, {})[winner.projection] = winner
     made = []
-    for (scenario, profile, routed_m, draw, _), by_projection in pairs.items():
+    for (scenario, profile, (routed_m, draw, _), *_), by_projection in pairs.items():
         both = [by_projection.get(name) for name in ("gate_up", "down")]
         if any(w is None or w.time_us is None or w.default_time_us is None for w in both):
             continue

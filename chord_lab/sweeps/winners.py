@@ -61,6 +61,7 @@ class Winner:
     device: str = ""
     date: str = ""
     run_id: str = ""
+    environment: tuple[Any, ...] = ()  # what must agree before times of two verdicts may be added or compared
     within: tuple[Schedule, ...] = ()  # candidates within `MARGIN` of the best: a table may use any of them
 
     def place(self) -> Place:
@@ -161,6 +162,9 @@ def _columns(table: pa.Table) -> dict[str, Any]:
     columns["sm_mhz"] = table["sm_mhz"].combine_chunks()
     columns["work_bytes"] = table["work_bytes"].to_numpy()
     columns["work_flops"] = table["work_flops"].to_numpy()
+    columns["environment"], first = group(table.select(list(LIKENESS_COLUMNS)))
+    seen = table.select(list(LIKENESS_COLUMNS)).take(first).to_pylist()
+    columns["environments"] = [tuple(values.values()) for values in seen]
     return columns
 
 
@@ -277,11 +281,12 @@ def _counts(tried: npt.NDArray[np.int64], decoded: Any, columns: dict[str, Any],
     return {"candidates": len(once), "failed": int(np.isnan(timed.time[once]).sum()), "failures": failures}
 
 
-def _origin(rows: npt.NDArray[np.int64], columns: dict[str, Any]) -> dict[str, str]:
-    """Where the newest of the records comes from."""
+def _origin(rows: npt.NDArray[np.int64], columns: dict[str, Any]) -> dict[str, Any]:
+    """Where the newest of the records comes from, and the environment of all of them."""
     newest = rows[np.argmax(columns["date"][rows].astype(str))]
     names = {"source": "source", "device": "device_name", "date": "date", "run_id": "run_id"}
-    return {name: str(columns[column][newest]) for name, column in names.items()}
+    origin = {name: str(columns[column][newest]) for name, column in names.items()}
+    return {**origin, "environment": columns["environments"][columns["environment"][newest]]}
 
 
 _NOTHING: dict[str, Any] = {

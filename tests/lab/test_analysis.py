@@ -230,9 +230,11 @@ def test_layer_is_the_sum_of_both_projections(made, made_frame):
     assert any("own heuristics" in c for c in info.caveats)
 
 
-def test_layer_needs_both_projections(made):
+def test_layer_needs_both_projections_and_peers_of_its_own_environment(made, made_run):
     with pytest.raises(UserError, match="both gate_up and down"):
         analysis.layer_info(to_frame(made.sweep(projections=("down",))))
+    with pytest.raises(UserError, match="never ranked together"):
+        analysis.layer_info(to_frame([*made.sweep(), *made_run(driver="other").peers()]))
 
 
 def test_a_peer_with_one_projection_has_no_layer_time(made):

@@ -195,6 +195,28 @@ def test_the_layer_is_the_sum_of_both_projections(point):
     assert layers([w for w in winners(table) if w.projection == "gate_up"]) == []
 
 
+@pytest.mark.parametrize("unlike", [{"driver": "999"}, {"kernels": "other"}, {"seed": 1}], ids=str)
+def test_a_layer_never_adds_unlike_environments_or_seeds(point, unlike):
+    """down measured again elsewhere: there is no layer of the two, and no verdict takes another's place."""
+    gate_up, down = scenario_points("kimi-k2/ep8/decode", tokens=[20], profile="portable")
+    if "seed" in unlike:
+        down = replace(down, routing=replace(down.routing, seed=1))
+        unlike = {}
+    later = {
+        "run_id": "r2",
+        "date": "2026-12-01T10:00:00+00:00",
+        "environment": replace(ENVIRONMENT, **unlike),
+    }
+    whole = [record(p, DEFAULT, [300] * 3) for p in (gate_up, replace(down, routing=gate_up.routing))]
+    again = record(down, DEFAULT, [200] * 3, **later)
+    assert layers(winners(to_table([whole[0], again]))) == []
+    if unlike:
+        both = winners(to_table([*whole, again, record(gate_up, DEFAULT, [201] * 3, **later)]))
+        assert [layer.time_us for layer in layers(both)] == [pytest.approx(401)]
+    else:
+        assert [layer.time_us for layer in layers(winners(to_table([*whole, again])))] == [pytest.approx(600)]
+
+
 def test_candidate_times_cancel_drift(point):
     table = to_table(
         [record(point, DEFAULT, [300, 330]), record(point, OTHER, {1: 297}), record(point, THIRD, {0: 285})]
