@@ -55,7 +55,7 @@ def export(
     if to == "kernels":
         result = export_kernels(collected, folder, into_package=into_package, merge=merge)
     elif to in ("vllm", "sglang"):
-        result = _export_triton(collected, folder, to, pin_default=pin_default, draw=draw)
+        result = _export_triton(collected, folder, to, pin_default=pin_default)
     else:
         result = _export_rows(collected, folder, to, merge=merge)
     result["missing"] = collected.missing
@@ -107,13 +107,10 @@ def _kernel_summary(file: TuningFile, tables: KernelTables, path: Path) -> dict[
     return {"path": path, "device": tables.device, "profile": tables.profile, "rows": rows}
 
 
-def _export_triton(
-    collected: Collected, folder: Path, to: str, *, pin_default: bool, draw: str | None
-) -> dict[str, Any]:
+def _export_triton(collected: Collected, folder: Path, to: str, *, pin_default: bool) -> dict[str, Any]:
     from chord_lab.export.tables import triton_moe
 
-    chosen = draw or collected.winners[0].draw
-    tables = triton_moe.build_triton_tables(collected.frame, draw=chosen)
+    tables = triton_moe.build_triton_tables(collected.frame)
     files = []
     for table in tables:
         if pin_default:

@@ -1,5 +1,6 @@
 import gzip
 import json
+from dataclasses import replace
 
 import pytest
 from w4a16_moe.problem import MoeProblem
@@ -186,6 +187,13 @@ def test_vllm_entries_serve_both_projections(made, tmp_path):
     packed = triton_moe.write_sglang(table, tmp_path)
     assert str(packed.relative_to(tmp_path)) == "triton_3_6_0/E=48,N=1024,device_name=NVIDIA_H200,dtype=int4_w4a16.json"
     assert [int(key) for key in json.loads(packed.read_text())] == [128]  # every key is a number
+
+
+def test_scenarios_of_one_shape_share_one_file(made):
+    """Prefill and decode of a sharding have one E and N, so one file name: neither may take the other's place."""
+    decode = [replace(r, scenario="kimi-k2/ep8/decode") for r in both(made, portable(16), 30, 20, routed_m=160)]
+    (table,) = triton_moe.build_triton_tables(to_frame([*both(made, portable(32), 80, 100), *decode]))
+    assert table.entries == {20: portable(16), 128: portable(32)}
 
 
 def test_small_batches_are_warned_of_and_can_be_pinned(made):

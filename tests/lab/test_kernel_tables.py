@@ -278,6 +278,36 @@ def test_two_seeds_at_one_point_are_not_mixed(made):
         collect(to_table([first, second]))
 
 
+def test_one_gemm_under_two_scenarios_makes_one_row(made):
+    """The decode and the prefill grid can name the same number of rows of one problem."""
+
+    def at(scenario, best, blocks=(16, 32, 64)):
+        times = {m: 80.0 if m == best else 100.0 for m in blocks}
+        return [
+            made.record(t, schedule=tile(m), default=m == 64, profile="portable", scenario=scenario)
+            for m, t in times.items()
+        ]
+
+    records = [*at("kimi-k2/ep8/decode", 16, (16, 64)), *at("kimi-k2/ep8/prefill", 32)]
+    found = collect(to_table(records))
+    (group,) = found.tables
+    assert [p.schedule for p in group.points] == [tile(32)]  # more candidates
+    assert any("the table follows kimi-k2/ep8/prefill" in r for r in found.remarks)
+    assert bounds(build(group).tables[0].rows) == [(0, None, 32, (1024,), "win")]
+
+
+def test_records_behind_an_export_are_those_that_were_chosen(made):
+    records = [
+        made.record(t, schedule=tile(m), default=m == 64, profile="portable", scenario=scenario, draw=draw)
+        for scenario in ("kimi-k2/ep8/decode", "kimi-k2/ep8/prefill")
+        for draw in ("uniform", "balanced")
+        for m, t in ((16, 80.0), (64, 100.0))
+    ]
+    frame = collect(to_table([*records, *made.sweep()]), scenario="kimi-k2/ep8/decode", draw="balanced").frame
+    assert set(frame["scenario"]) == {"kimi-k2/ep8/decode"} and set(frame["draw"]) == {"balanced"}
+    assert len(frame) == 2
+
+
 def chord_lab(*arguments, **environment):
     import os
 

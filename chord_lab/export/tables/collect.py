@@ -32,7 +32,7 @@ class Collected(NamedTuple):
     winners: list[Winner]  # behind the tables, one a point
     missing: list[Missing]
     remarks: list[str]
-    frame: pd.DataFrame  # the records behind it, newest run of each point
+    frame: pd.DataFrame  # the records behind it, newest run of each chosen point, failures and peers included
 
 
 def collect(
@@ -66,6 +66,10 @@ def collect(
     if left_out:
         remarks = [*remarks, f"draws not used for this export: {', '.join(left_out)} (choose with --draw)"]
     _refuse_double(chosen)
+    problems = _problems(frame)
+    frame = _behind(frame, chosen, mixed is not None)
+    chosen, shared = _one_a_place(chosen, problems)
+    remarks = [*remarks, *shared]
     groups: dict[tuple[str, str], list[Winner]] = {}
     for w in chosen:
         if w.profile not in PROFILES:
@@ -73,7 +77,6 @@ def collect(
         if not device_slug(w.device):
             raise UserError("these records name no device: a table cannot say where it acts")
         groups.setdefault((w.device, w.profile), []).append(w)
-    problems = _problems(frame)
     tables = []
     for (device, name), members in sorted(groups.items()):
         points = tuple(_point(w, problems) for w in members)
@@ -111,6 +114,40 @@ def _refuse_double(chosen: Sequence[Winner]) -> None:
                 f"{w.scenario} {w.projection} at {w.routed_m} rows was measured twice in unlike ways "
                 f"(seeds {other.seed} and {w.seed}, runs {other.run_id} and {w.run_id}); export them apart"
             )
+
+
+def _behind(frame: pd.DataFrame, chosen: Sequence[Winner], mixed: bool) -> pd.DataFrame:
+    """The records at the chosen points, failures and peers included; a mix's draw is several draws."""
+    keep = frame["kind"] != "ceiling"
+    for column in ("scenario", "profile", *(() if mixed else ("draw",))):
+        keep &= frame[column].isin({getattr(w, column) for w in chosen})
+    return frame[keep]
+
+
+def _one_a_place(
+    chosen: Sequence[Winner], problems: dict[tuple[str, str], MoeProblem]
+) -> tuple[list[Winner], list[str]]:
+    """One verdict for each problem and number of rows: prefill and decode grids can name the same GEMM."""
+    found: dict[tuple[Any, ...], Winner] = {}
+    remarks = []
+    for w in chosen:
+        key = (w.device, w.profile, problems[w.scenario, w.projection], w.routed_m)
+        other = found.setdefault(key, w)
+        if other is w:
+            continue
+        kept, left = (w, other) if _weight(w) > _weight(other) else (other, w)
+        found[key] = kept
+        if kept.schedule != left.schedule:
+            remarks.append(
+                f"{w.projection} at {w.routed_m} rows is a point of {kept.scenario} and of {left.scenario} with unlike "
+                f"verdicts: the table follows {kept.scenario}"
+            )
+    return list(found.values()), remarks
+
+
+def _weight(w: Winner) -> tuple[bool, int, int]:
+    """What a verdict rests on."""
+    return w.verdict != "none", w.candidates - w.failed, w.num_rounds
 
 
 def _problems(frame: pd.DataFrame) -> dict[tuple[str, str], MoeProblem]:

@@ -19,7 +19,7 @@ from w4a16_moe.problem import MoeProblem
 from w4a16_moe.profiles import get_profile
 from w4a16_moe.schedule import Schedule
 
-from chord_lab.analysis.selection import candidates, require_one_environment, rows_of, schedule_of_row, select
+from chord_lab.analysis.selection import candidates, require_one_environment, rows_of, schedule_of_row
 from chord_lab.errors import UserError
 from chord_lab.export.tables.names import sglang_path, vllm_name
 
@@ -70,13 +70,15 @@ def knobs(schedule: Schedule) -> dict[str, int]:
     }
 
 
-def build_triton_tables(frame: pd.DataFrame, *, draw: str | None = None) -> list[TritonTable]:
-    """One table per shape: at each number of tokens the schedule with the least gate_up + down.
+def build_triton_tables(frame: pd.DataFrame) -> list[TritonTable]:
+    """One table per shape: at each number of tokens the schedule with the least gate_up + down, under one draw.
 
     Raises:
         UserError: no portable record of both projections that the target's knobs can express.
     """
-    rows = candidates(select(frame, draw=draw))
+    import pandas as pd
+
+    rows = candidates(frame)
     portable = require_one_environment(rows[rows["kernel"] == "portable"])
     if not len(portable):
         kernels = ", ".join(sorted({str(k) for k in rows["kernel"].unique()})) or "none"
@@ -84,12 +86,13 @@ def build_triton_tables(frame: pd.DataFrame, *, draw: str | None = None) -> list
             f"no record of the portable kernel (recorded: {kernels}): a vLLM or SGLang table acts on their Triton "
             "kernel alone; sweep the profile portable first"
         )
-    tables = []
+    shapes: dict[tuple[int, int], list[pd.DataFrame]] = {}  # one file a shape, whatever scenarios have it
     for scenario, part in portable.groupby("scenario", observed=True):
         if {"gate_up", "down"} <= set(part["projection"]):
-            tables.append(_table(part))
+            shapes.setdefault(_shape(part), []).append(part)
         elif len(portable["scenario"].unique()) == 1:
             raise UserError(f"{scenario}: both projections are needed, because one entry serves both")
+    tables = [_table(pd.concat(parts)) for parts in shapes.values()]
     if not any(table.entries for table in tables):
         example = schedule_of_row(rows_of(portable.head(1))[0])
         raise UserError(
@@ -100,6 +103,12 @@ def build_triton_tables(frame: pd.DataFrame, *, draw: str | None = None) -> list
     return [table for table in tables if table.entries]
 
 
+def _shape(part: pd.DataFrame) -> tuple[int, int]:
+    """E and N of the file's name: down's reduction is the intermediate width."""
+    down = part[part["projection"] == "down"].iloc[0]
+    return int(down["num_experts"]), int(down["K"])
+
+
 def _table(part: pd.DataFrame) -> TritonTable:
     times: dict[int, dict[Schedule, dict[str, float]]] = {}
     default: dict[int, dict[str, float]] = {}
@@ -108,13 +117,14 @@ def _table(part: pd.DataFrame) -> TritonTable:
         schedule = schedule_of_row(row)
         assert schedule is not None
         tokens = int(row["routing_num_tokens"])
+        projection = str(row["projection"])
         if row["default"] is True:
-            default.setdefault(tokens, {})[str(row["projection"])] = float(row["time_us"])
+            known = default.setdefault(tokens, {})
+            known[projection] = min(float(row["time_us"]), known.get(projection, float("inf")))
         if not expressible(schedule):
             unsaid.add(tokens)
             continue
         places = times.setdefault(tokens, {}).setdefault(schedule, {})
-        projection = str(row["projection"])
         places[projection] = min(float(row["time_us"]), places.get(projection, float("inf")))
     entries, layer = {}, {}
     for tokens, by_schedule in sorted(times.items()):
@@ -123,12 +133,12 @@ def _table(part: pd.DataFrame) -> TritonTable:
             entries[tokens] = min(sums, key=lambda s: (sums[s], s.label()))
             layer[tokens] = sums[entries[tokens]]
     left_out = [f"{t} tokens: no schedule of both projections can be expressed" for t in sorted(unsaid - set(entries))]
-    down = part[part["projection"] == "down"].iloc[0]
+    E, N = _shape(part)
     return TritonTable(
-        E=int(down["num_experts"]),
-        N=int(down["K"]),
-        device_name=str(down["device_name"]),
-        triton_version=str(down["triton"]),
+        E=E,
+        N=N,
+        device_name=str(part["device_name"].iloc[0]),
+        triton_version=str(part["triton"].iloc[0]),
         entries=entries,
         layer_us=layer,
         default_us={t: sum(times.values()) for t, times in default.items() if len(times) == 2},
