@@ -85,6 +85,17 @@ def test_merging_makes_the_fewest_rows_and_stays_within_the_margin():
             assert not row.covers(p.routed_m) or row.schedule in {p.schedule, *p.within}
 
 
+def test_a_merged_row_of_ties_does_not_say_that_the_default_was_kept():
+    a, b = tile(16), tile(32)
+    points = [
+        point(100, a, verdict="tie", default=16, within=[a, b]),
+        point(200, b, verdict="tie", default=32, within=[a, b]),
+    ]
+    assert ["default kept" in r.note for r in table_rows(points)] == [True, True]
+    (row,) = table_rows(points, merge=True)
+    assert row.verdict == "tie" and "default kept" not in row.note and "no schedule is proved" in row.note
+
+
 def test_missing_points_are_listed():
     points = [point(100, tile(16)), point(200, None, verdict="none")]
     assert [tuple(m) for m in missing_points(points, {"gate_up": [100, 200, 300], "down": [100]})] == [

@@ -147,6 +147,10 @@ def _best_shared(points: Sequence[TablePoint], shared: set[Schedule]) -> _Run:
     return _Run(tuple(points), best, "win" if wins else "tie")
 
 
+_DEFAULT_KEPT = "default kept: no candidate beats it by more than the noise"
+_SHARED_TIE = "no schedule is proved to beat the default here"
+
+
 def _note(run: _Run, low: int, points: Sequence[TablePoint]) -> str:
     """What a reader should know of the row, in one line."""
     notes = []
@@ -162,5 +166,6 @@ def _note(run: _Run, low: int, points: Sequence[TablePoint]) -> str:
     if run.verdict == "win" and gains:
         notes.append("default time / time " + " to ".join(f"{g:.3f}" for g in sorted({min(gains), max(gains)})))
     if run.verdict == "tie":
-        notes.append("default kept: no candidate beats it by more than the noise")
+        kept = all(p.schedule is None or run.schedule == p.default for p in run.points)
+        notes.append(_DEFAULT_KEPT if kept else _SHARED_TIE)
     return "; ".join(notes)
