@@ -133,6 +133,8 @@ def _block(block: Any) -> Any:
 
 
 def _write(path: Path, text: str) -> None:
+    if path.exists() and not (path.is_file() or path.is_dir()):  # renaming onto /dev/null would replace the device
+        raise UserError(f"{path} is a device or a pipe; a report needs a file")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")

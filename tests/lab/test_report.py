@@ -1,5 +1,7 @@
 import json
+import os
 import re
+import stat
 import subprocess
 import sys
 
@@ -120,6 +122,13 @@ def test_an_unwritable_place_is_one_line(records, tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="cannot be written"):
         write_report(to_table(records), tmp_path / "file" / "r.html")
+
+
+def test_a_report_never_takes_the_place_of_a_device_or_a_pipe(records, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="pipe is a device or a pipe"):
+        write_report(to_table(records), tmp_path / "pipe")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 
 
 def test_command_line(records, tmp_path):
