@@ -80,6 +80,10 @@ class Request:
             for value in values:
                 if value not in legal:
                     raise UserError(f"--{name} {value!r}: legal are {', '.join(legal)}")
+        if self.seed is not None and abs(self.seed) >= 1 << 63:
+            raise UserError(f"--seed must be below 2^63, not {self.seed}")
+        if self.dask is not None and not self.dask.strip():
+            raise UserError("--dask is empty; legal: local, cuda, or an address such as tcp://host:8786")
         counts = {"--jobs": self.jobs, "--min-rounds": self.min_rounds, "--rep-ms": self.rep_ms}
         for option, count in counts.items():
             if count is not None and not (count > 0 and math.isfinite(count)):
@@ -104,6 +108,13 @@ class Request:
             "space": self.space,
             "search": self.search,
         }
+
+
+def check_budget(seconds: float | None, candidates: int | None = None) -> None:
+    """Refuse a budget that is none."""
+    for name, value in (("--budget-seconds", seconds), ("--budget-candidates", candidates)):
+        if value is not None and not value > 0:  # nan too
+            raise UserError(f"{name} must be more than 0, not {value:g}")
 
 
 @contextmanager

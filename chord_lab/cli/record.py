@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chord_lab.cli import app, console, notes, print_json
-from chord_lab.cli.measuring import Request, interruptible, live_device, live_settings, visible_gpus
+from chord_lab.cli.measuring import Request, check_budget, interruptible, live_device, live_settings, visible_gpus
 from chord_lab.cli.progress import watching
 from chord_lab.errors import UserError
 
@@ -71,6 +71,7 @@ def record(
         rounds={"max_rounds": max(min_rounds, MAX_ROUNDS), "keep": (48, 24, 6, 4)},
     )
     request.check()
+    check_budget(budget_seconds)
     for name in profile or ():
         replace(request, profile=name).check()
     if points not in ("all", "published"):

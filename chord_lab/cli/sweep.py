@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chord_lab.cli import app, console, notes, print_json
-from chord_lab.cli.measuring import DEFAULT_DEVICE, Request, interruptible, plan_for, prepare, print_plan, source_of
+from chord_lab.cli.measuring import (
+    DEFAULT_DEVICE,
+    Request,
+    check_budget,
+    interruptible,
+    plan_for,
+    prepare,
+    print_plan,
+    source_of,
+)
 from chord_lab.cli.progress import watching
 from chord_lab.errors import UserError
 
@@ -119,9 +128,7 @@ def do_sweep(
     """Plan and measure; Ctrl-C leaves everything that was measured."""
     from chord_lab.sweeps.run import Budget, run
 
-    for name, value in (("--budget-seconds", budget_seconds), ("--budget-candidates", budget_candidates)):
-        if value is not None and not value > 0:  # nan too
-            raise UserError(f"{name} must be more than 0, not {value:g}")
+    check_budget(budget_seconds, budget_candidates)
     request.most = budget_candidates
     request.budgeted = budget_candidates is not None or budget_seconds is not None
     measure, plan = prepare(request, out)

@@ -189,11 +189,12 @@ def _lookup_foreign(path: Path, m: int) -> list[dict[str, Any]]:
 def _lookup_folder(folder: Path, m: int, shape: str, device_name: str) -> list[dict[str, Any]]:
     """A shape's table in a folder of another tool's tables; none there means the tool's default, and is no error."""
     from chord_lab.export.tables.foreign import find_table
+    from chord_lab.export.tables.names import whole
 
-    parts = shape.split(",")
-    if len(parts) != 2 or not all(part.isdigit() for part in parts) or not device_name:
+    parts = [whole(part.strip()) for part in shape.split(",")]
+    if len(parts) != 2 or parts[0] is None or parts[1] is None or not device_name:
         raise UserError(f"{folder} is a folder: say which table with --shape E,N and --device-name")
-    found = find_table(folder, E=int(parts[0]), N=int(parts[1]), device_name=device_name)
+    found = find_table(folder, E=parts[0], N=parts[1], device_name=device_name)
     if found.path is not None:
         return [entry | {"table": found.path} for entry in _lookup_foreign(found.path, m)]
     tried = ", ".join(map(str, found.tried))

@@ -57,7 +57,7 @@ def parse_draw(text: str) -> Draw:
         return Draw(kind="zipf", skew=skew)
     if kind == "file" and argument:
         path, mark, layer = argument.rpartition("#")
-        if mark and layer.isdigit():
+        if mark and layer.isascii() and layer.isdigit() and len(layer) <= 9:
             return Draw(kind="file", path=path, layer=int(layer))
         return Draw(kind="file", path=argument)
     raise UserError(f"unknown draw {text!r}; legal: uniform, balanced, zipf:S, file:PATH (file:PATH#LAYER)")

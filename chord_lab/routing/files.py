@@ -121,8 +121,10 @@ def read_expert_placement(path: str | Path) -> tuple[ExpertPlacement, ...]:
             )
             for layer in document["layer_list"]
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise UserError(f"{path} is no expert placement: expected layer_list / device_list / device_expert") from None
+    if not layers:
+        raise UserError(f"{path} places no layer: its layer_list is empty")
     for placement in layers:
         ids = sorted({e for device in placement.devices for e in device})
         if ids != list(range(len(ids))):
@@ -133,9 +135,19 @@ def read_expert_placement(path: str | Path) -> tuple[ExpertPlacement, ...]:
     return layers
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose keys stand once; JSON's reader would drop the first of two."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in made if keys.count(key) > 1)
+        raise ValueError(f"the key {twice[:40]!r} stands twice")
+    return made
+
+
 def _document(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes().decode("utf-8"))
+        return json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=_once)
     except FileNotFoundError:
         raise UserError(f"no such file: {path}") from None
     except IsADirectoryError:
@@ -159,7 +171,9 @@ def _pick(document: Any) -> tuple[str, Any]:
             for key in keys:
                 if key in document:
                     return kind, document[key]
-        if document and all(str(key).isdigit() for key in document):  # {"0": 12, "1": 7}: expert -> count
+        if document and all(
+            key.isascii() and key.isdigit() and len(key) <= 9 for key in document
+        ):  # {"0": 12, "1": 7}: expert -> count
             size = max(map(int, document)) + 1
             if size <= 1 << 16:
                 return "counts", [document.get(str(e), 0) for e in range(size)]
@@ -180,7 +194,7 @@ def _numbers(path: Path) -> tuple[str, npt.NDArray[Any]]:
         raise
     except (OSError, EOFError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise UserError(f"{path} is not readable: {(str(error).splitlines() or ['unknown fault'])[0]}") from None
-    if array.dtype == object or not np.issubdtype(array.dtype, np.number) or array.ndim not in (1, 2):
+    if array.dtype.kind not in "iuf" or array.ndim not in (1, 2):
         raise UserError(f"{path} holds no table of numbers: expected topk_ids [tokens, top_k] or counts [experts]")
     return name, array
 

@@ -154,10 +154,10 @@ def load(path: str | Path, *, profile: str | None = None, device: str | None = N
     """
     path = Path(path)
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON ({str(error).splitlines()[0]})") from None
     try:
         file = from_dict(raw)
@@ -168,6 +168,15 @@ def load(path: str | Path, *, profile: str | None = None, device: str | None = N
     if device is not None and file.device != device:
         raise ValueError(f"{path}: is for device {file.device}, asked for device {device}")
     return file
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose keys stand once; JSON's reader would drop the first of two."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in made if keys.count(key) > 1)!r} stands twice")
+    return made
 
 
 def from_dict(raw: Any) -> TuningFile:

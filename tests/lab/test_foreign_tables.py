@@ -105,6 +105,31 @@ def test_odd_rows_import_and_are_remarked_on(tmp_path, row, remark):
     assert any(remark in r for r in found.remarks)
 
 
+@pytest.mark.parametrize("key", ["²", "٣", "9" * 5000, "-5", "1.0", ""], ids=lambda k: k[:9])
+def test_only_plain_digits_are_a_token_count(tmp_path, key):
+    found = read_foreign(put(tmp_path, NAME, {key: TILE, "16": TILE}))
+    assert [row.key for row in found.rows] == [16]
+    assert any(f"top-level entry {key[:40]!r} is not a token count" in r for r in found.remarks)
+    assert parse_name("E=²,N=9,device_name=X.json").E is None
+
+
+@pytest.mark.parametrize("second", ["16", "016"])
+def test_an_entry_that_stands_twice_is_remarked_on_and_the_later_one_counts(tmp_path, second):
+    path = tmp_path / NAME
+    path.write_text(f'{{"16": {json.dumps(TILE)}, "{second}": {json.dumps(TILE | {"num_warps": 8})}}}')
+    found = read_foreign(path)
+    assert [row.values["num_warps"] for row in found.rows] == [8]
+    assert any("two entries for 16: the later one counts" in r for r in found.remarks)
+
+
+def test_measured_lines_without_a_number_are_skipped_and_counted(tmp_path):
+    path = tmp_path / "measured.csv"
+    path.write_text("num_tokens,latency\n8,0.5\ninf,1\n1.5,1\nx,1\n16,nan\n16,inf\n32,-1\n")
+    found = read_foreign(path)
+    assert [(row.key, row.values["time_us"]) for row in found.rows] == [(8, 500.0)]
+    assert found.remarks == ("6 lines without a whole number of tokens and a latency above 0: skipped",)
+
+
 def test_humming_rows_say_gap_and_overlap(tmp_path):
     found = read_foreign(put(tmp_path, "rows.json", [[0, 16, {}], [16, 64, {}], [65, 128, {}], [100, 1 << 30, {}]]))
     assert found.kind == "humming_rows"

@@ -254,6 +254,20 @@ def test_bad_files_are_refused_in_one_line(tmp_path, name, content, reason):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "values", [np.array([[1 + 2j, 2]]), np.array([1, 2, 3], dtype="m8[s]")], ids=["complex", "times"]
+)
+def test_numbers_that_are_no_counts_are_refused(tmp_path, values):
+    np.save(tmp_path / "odd.npy", values)
+    with pytest.raises(UserError, match="holds no table of numbers"):
+        draw(f"file:{tmp_path / 'odd.npy'}", 4, 3, 2)
+
+
+def test_only_plain_digits_name_a_layer():
+    assert routing.parse_draw("file:a.json#1").layer == 1
+    assert routing.parse_draw("file:a.json#²").path == "a.json#²"
+
+
 def test_an_npy_file_that_holds_a_pickle_is_not_run(tmp_path):
     path = tmp_path / "evil.npy"
     np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)
@@ -284,9 +298,15 @@ def test_a_placement_with_a_hole_is_refused(tmp_path):
     path.write_text(json.dumps({"layer_list": [{"layer_id": 0, "device_list": [{"device_expert": [0, 2]}]}]}))
     with pytest.raises(UserError, match="expert 1 nowhere"):
         routing.read_expert_placement(path)
-    path.write_text("{}")
-    with pytest.raises(UserError, match="no expert placement"):
-        routing.read_expert_placement(path)
+    for text, reason in (
+        ("{}", "no expert placement"),
+        ('{"layer_list": [{"layer_id": 1e999, "device_list": []}]}', "no expert placement"),
+        ('{"layer_list": []}', "places no layer"),
+        ('{"layer_list": [], "layer_list": []}', "the key 'layer_list' stands twice"),
+    ):
+        path.write_text(text)
+        with pytest.raises(UserError, match=reason):
+            routing.read_expert_placement(path)
 
 
 def test_loads_of_unlike_layers_stay_apart(tmp_path):

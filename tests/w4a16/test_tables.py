@@ -118,7 +118,21 @@ def test_foreign_or_broken_content_is_refused_in_one_line(change, message, tmp_p
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": 1', b"\xff\xfe", b"null", b'{"format"' + b"\0" * 8])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"format": 1',
+        b"\xff\xfe",
+        b"null",
+        b'{"format"' + b"\0" * 8,
+        b"[" * 200000,
+        b'{"format": "w4a16-moe-tuning/1", "format": 2}',
+    ],
+    ids=lambda b: repr(b[:20]),
+)
 def test_corrupt_files_are_refused_in_one_line(content, tmp_path):
     path = tmp_path / "table.json"
     path.write_bytes(content)

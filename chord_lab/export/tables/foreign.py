@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from chord_lab.errors import UserError
-from chord_lab.export.tables.names import TableName, parse_name, tried_names
+from chord_lab.export.tables.names import TableName, parse_name, tried_names, whole
 
 MOST_BYTES = 1 << 28
+MOST_TWICE = 3  # remarks on keys that stand twice
 TILE_KEYS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")
 OPTIONAL_KEYS = ("GROUP_SIZE_M", "SPLIT_K", "num_warps", "num_stages", "num_ctas")
 # Knobs of other vendors' backends: kept as they are, they mean nothing to an NVIDIA kernel.
@@ -59,12 +61,16 @@ def read_foreign(path: str | Path) -> Foreign:
     path = Path(path)
     if path.suffix in (".csv", ".parquet"):
         return _measured(path)
-    document = _load(path)
+    document, twice = _load(path)
     for reader in _READERS:
         found = reader(path, document)
         if found is not None:
-            return found
-    shape = f"keys {', '.join(map(str, list(document)[:6]))}" if isinstance(document, dict) else type(document).__name__
+            return replace(found, remarks=(*found.remarks, *twice))
+    shape = (
+        f"keys {', '.join(k[:40] for k in list(document)[:6])}"
+        if isinstance(document, dict)
+        else type(document).__name__
+    )
     name = parse_name(path.name)
     return Foreign(
         path=str(path), kind="unknown", target="", name=name, header=_header(document),
@@ -75,7 +81,17 @@ def read_foreign(path: str | Path) -> Foreign:
     )  # fmt: skip
 
 
-def _load(path: Path) -> Any:
+def _load(path: Path) -> tuple[Any, list[str]]:
+    """The document, and a remark for each of its first keys that stands twice."""
+    twice: list[str] = []
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) < len(pairs) and len(twice) < MOST_TWICE:
+            keys = [key for key, _ in pairs]
+            twice.append(_twice(next(key for key in made if keys.count(key) > 1)[:40]))
+        return made
+
     try:
         if path.stat().st_size > MOST_BYTES:
             raise UserError(f"{path} is larger than {MOST_BYTES >> 20} MiB: no tuning table is")
@@ -83,7 +99,7 @@ def _load(path: Path) -> Any:
         if data[:2] == b"\x1f\x8b":
             with gzip.open(path) as file:
                 data = file.read(MOST_BYTES + 1)
-        return json.loads(data.rstrip(b"\0").decode("utf-8"))
+        return json.loads(data.rstrip(b"\0").decode("utf-8"), object_pairs_hook=once), twice
     except FileNotFoundError:
         raise UserError(f"no such file: {path}") from None
     except IsADirectoryError:
@@ -103,23 +119,28 @@ def _tile_table(path: Path, document: Any) -> Foreign | None:
     """vLLM's and SGLang's `{"<tokens>": {BLOCK_SIZE_M, ...}}`, with whatever else stands beside the numbers."""
     if not isinstance(document, dict):
         return None
-    rows, header, remarks = [], {}, []
+    found: dict[int, ForeignRow] = {}
+    header, remarks = {}, []
     for key, value in document.items():
-        if key.isdigit() and isinstance(value, dict) and any(t in value for t in TILE_KEYS):
-            rows.append(ForeignRow(int(key), value))
-            remarks += _row_remarks(key, value)
-        elif key.isdigit():
-            remarks.append(f"entry {key} is no tile configuration: skipped")
-        else:
+        tokens = whole(key)
+        if tokens is None:
             header[key] = value
-    if not rows:
+        elif isinstance(value, dict) and any(t in value for t in TILE_KEYS):
+            if tokens in found:
+                remarks.append(_twice(tokens))
+            found[tokens] = ForeignRow(tokens, value)
+            remarks += _row_remarks(key, value)
+        else:
+            remarks.append(f"entry {key} is no tile configuration: skipped")
+    if not found:
         return None
+    rows = list(found.values())
     name = parse_name(path.name)
     sglang = path.parent.name.startswith("triton_")
     if "triton_version" in header and sglang:
         remarks.append("triton_version inside the file: SGLang takes every key for a token count and stops at it")
-    remarks += [f"top-level entry {k!r} is not a token count" for k in header if k != "triton_version"]
-    smallest = min(int(row.key) for row in rows)
+    remarks += [f"top-level entry {k[:40]!r} is not a token count" for k in header if k != "triton_version"]
+    smallest = min(found)
     if smallest > 1:
         remarks.append(f"no row for small batches: M = 1 is served by the row of {smallest}, the nearest key")
     if sglang:
@@ -133,6 +154,10 @@ def _tile_table(path: Path, document: Any) -> Foreign | None:
         header=header,
         remarks=tuple(dict.fromkeys([*name.remarks(), *remarks])),
     )
+
+
+def _twice(entry: object) -> str:
+    return f"two entries for {entry}: the later one counts, as for its tool"
 
 
 def _row_remarks(key: str, values: dict[str, Any]) -> list[str]:
@@ -179,10 +204,10 @@ def _humming_bench(path: Path, document: Any) -> Foreign | None:
         return None
     rows, remarks = [], []
     for key, value in document["result"].items():
-        if isinstance(value, dict) and isinstance(value.get("time"), (int, float)):
-            rows.append(
-                ForeignRow(int(key) if str(key).isdigit() else str(key), {"time_us": value["time"] * 1e3, **value})
-            )
+        time = value.get("time") if isinstance(value, dict) else None
+        if isinstance(time, (int, float)) and not isinstance(time, bool) and 0 < time < math.inf:
+            tokens = whole(key)
+            rows.append(ForeignRow(key if tokens is None else tokens, {"time_us": time * 1e3, **value}))
         else:
             remarks.append(f"result {key} has no time: skipped")
     problem = document["problem"] if isinstance(document["problem"], dict) else {}
@@ -267,14 +292,18 @@ def _measured(path: Path) -> Foreign:
             path=str(path), kind="unknown", target="",
             remarks=(f"no known table format (columns {', '.join(map(str, frame.columns[:8]))}); nothing was taken",),
         )  # fmt: skip
+    tokens, latency = (pd.to_numeric(frame[name], errors="coerce") for name in ("num_tokens", "latency"))
+    good = (tokens >= 0) & (tokens < 1 << 53) & (tokens % 1 == 0) & (latency > 0) & (latency < math.inf)
     rows = tuple(
-        ForeignRow(
-            int(row["num_tokens"]), {"time_us": float(row["latency"]) * 1e3} | {str(k): v for k, v in row.items()}
-        )
-        for row in frame.dropna(subset=["num_tokens", "latency"]).to_dict("records")
+        ForeignRow(int(count), {"time_us": float(time) * 1e3} | {str(k): v for k, v in row.items()})
+        for count, time, row in zip(tokens[good], latency[good], frame[good].to_dict("records"), strict=True)
     )
+    bad = int((~good).sum())
     constant = {str(c): frame[c].iloc[0] for c in frame if len(frame) and frame[c].nunique(dropna=False) == 1}
-    return Foreign(path=str(path), kind="measured", target="measured results", rows=rows, header=constant)
+    remarks = (f"{bad} lines without a whole number of tokens and a latency above 0: skipped",) if bad else ()
+    return Foreign(
+        path=str(path), kind="measured", target="measured results", rows=rows, header=constant, remarks=remarks
+    )
 
 
 class Found(NamedTuple):

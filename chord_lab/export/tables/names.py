@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+MOST_DIGITS = 18
 KNOWN_FIELDS = ("E", "N", "device_name", "dtype", "block_shape", "per_channel_quant")
 
 
@@ -65,10 +66,10 @@ def parse_name(file_name: str) -> TableName:
         elif part:
             values[part] = ""
     shape = values.pop("block_shape", "")
-    numbers = tuple(int(n) for n in re.findall(r"\d+", shape))
+    numbers = tuple(int(n) for n in re.findall(r"[0-9]{1,18}", shape))
     return TableName(
-        E=_whole(values.pop("E", "")),
-        N=_whole(values.pop("N", "")),
+        E=whole(values.pop("E", "")),
+        N=whole(values.pop("N", "")),
         device_name=values.pop("device_name", ""),
         dtype=values.pop("dtype", ""),
         block_shape=numbers,
@@ -77,8 +78,9 @@ def parse_name(file_name: str) -> TableName:
     )
 
 
-def _whole(text: str) -> int | None:
-    return int(text) if text.isdigit() else None
+def whole(text: str) -> int | None:
+    """The whole number that a key or a field says in plain digits; None for anything else, however long."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS else None
 
 
 def tried_names(*, E: int, N: int, device_name: str, dtype: str = "int4_w4a16") -> list[str]:
