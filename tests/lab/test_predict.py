@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -65,6 +66,20 @@ def test_held_out_points_are_predicted_and_their_winner_found(samples):
     assert result.points == 20 and result.records == len(samples)
     assert result.median_error < 0.08
     assert result.median_regret <= 0.05
+
+
+def test_no_draw_of_a_held_out_token_count_is_fitted_to(samples, monkeypatch):
+    few = samples[::7]
+    again = [replace(s, point=replace(s.point, routing=replace(s.point.routing, draw="balanced", seed=1))) for s in few]
+    fitted = []
+
+    def spy(rest, device):
+        fitted.append({s.point.num_tokens for s in rest})
+        return fit(rest, device)
+
+    monkeypatch.setattr("chord_lab.measurement.predict.fit", spy)
+    evaluate([*few, *again], H200, folds=2)
+    assert len(fitted) == 2 and not set.intersection(*fitted)
 
 
 def test_a_shuffled_target_is_not_predicted(samples):
