@@ -32,7 +32,7 @@ from chord_lab.measurement.live import LiveMeasure, require_gpu
 from chord_lab.records.attempt import Candidate, Point
 from chord_lab.records.parquet import read_records
 from chord_lab.records.record import Record
-from chord_lab.records.statistics import median_us
+from chord_lab.records.statistics import median_us, num_bytes
 from chord_lab.sweeps.plan import Plan
 from chord_lab.sweeps.points import scenario_points
 from chord_lab.sweeps.run import Budget, run
@@ -131,8 +131,7 @@ def bench_table(records: list[Record]) -> pa.Table:
             "date": record.date,
         }
         if median and problem is not None and routing is not None:
-            moved = problem.num_bytes(routing.routed_m, routing.active_experts)
-            row["bandwidth_gbps"] = moved / median / 1e3
+            row["bandwidth_gbps"] = num_bytes(record) / median / 1e3
             row["tflops"] = problem.flops(routing.routed_m) / median / 1e6
         rows.append(row)
     return pa.Table.from_pylist(rows)

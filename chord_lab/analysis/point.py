@@ -21,6 +21,7 @@ from chord_lab.analysis.selection import (
 from chord_lab.analysis.tiles import slices_of, waves_of
 from chord_lab.analysis.timeline import Card
 from chord_lab.errors import UserError
+from chord_lab.records.statistics import as_read
 from chord_lab.routing import padding
 
 if TYPE_CHECKING:
@@ -121,7 +122,8 @@ def schedule_facts(
     pad = padding(counts, schedule.block_m)
     waves = waves_of(problem, schedule, counts, card.num_sms)
     filled, slices = slices_of(counts, schedule.block_m)
-    num_bytes, flops = problem.num_bytes(routed_m, active), problem.flops(routed_m)
+    read = as_read(problem, str((row or {}).get("profile", "")))
+    num_bytes, flops = read.num_bytes(routed_m, active), problem.flops(routed_m)
     memory_us, compute_us = num_bytes / card.copy_gbps / 1e3, flops / card.dense_tflops / 1e6
     floor = max(memory_us, compute_us)
     time = float(row["time_us"]) if row is not None else predicted_us

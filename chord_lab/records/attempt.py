@@ -11,6 +11,7 @@ from w4a16_moe.profiles import Interface, get_profile
 from w4a16_moe.schedule import Schedule
 
 from chord_lab.records.record import CompileFacts, Environment, Kind, Record, RoutingRef, candidate_key, plain
+from chord_lab.records.statistics import as_read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ class Point:
     @property
     def num_bytes(self) -> int:
         """Bytes that must move, active experts' weights only."""
-        return self.problem.num_bytes(self.routed_m, self.routing.active_experts)
+        return as_read(self.problem, self.profile).num_bytes(self.routed_m, self.routing.active_experts)
 
     @property
     def flops(self) -> int:

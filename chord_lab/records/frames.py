@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from chord_lab.records.record import Record
+from chord_lab.records.statistics import GROUPED_PROFILES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,7 +89,10 @@ def _add_rates(frame: pd.DataFrame) -> None:
     N, K = frame["N"].astype(float), frame["K"].astype(float)
     rows = frame["routed_m"].astype(float)
     weights = N * K / 2 + N * (K / frame["group_size"].astype(float)) * 2
-    x_rows = np.ceil(rows / frame["top_k"].astype(float))
+    shared = frame["top_k"].astype(float)
+    if "profile" in frame:  # rows laid out by expert have each an x row of their own
+        shared = shared.where(~frame["profile"].isin(GROUPED_PROFILES), 1.0)
+    x_rows = np.ceil(rows / shared)
     num_bytes = frame["active_experts"] * weights + (x_rows * K + rows * N) * 2
     num_flops = 2 * rows * N * K
     frame["num_bytes"] = num_bytes.fillna(frame["work_bytes"]) if "work_bytes" in frame else num_bytes

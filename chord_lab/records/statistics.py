@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
+
+from w4a16_moe.problem import MoeProblem
+from w4a16_moe.profiles import PROFILES
 
 from chord_lab.records.record import Record
+
+GROUPED_PROFILES = frozenset(name for name, profile in PROFILES.items() if profile.interface != "indexed")
 
 
 def round_medians_us(record: Record) -> tuple[float, ...]:
@@ -34,11 +40,17 @@ def spread(record: Record) -> float | None:
     return (max(medians) - min(medians)) / middle
 
 
+def as_read(problem: MoeProblem, profile: str) -> MoeProblem:
+    """The problem as the profile's kernels read it: rows laid out by expert have each an x row of their own."""
+    return replace(problem, top_k=1) if profile in GROUPED_PROFILES else problem
+
+
 def num_bytes(record: Record) -> int:
     """Bytes that must move: active experts' codes and scales, each x row once, each y row once."""
     if record.problem is None or record.routing is None:
         return record.work_bytes
-    return record.problem.num_bytes(record.routed_m, record.routing.active_experts)
+    problem = as_read(record.problem, record.profile)
+    return problem.num_bytes(record.routed_m, record.routing.active_experts)
 
 
 def flops(record: Record) -> int:

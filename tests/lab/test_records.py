@@ -25,6 +25,7 @@ from chord_lab.records import (
     is_too_short,
     lock,
     median_us,
+    num_bytes,
     plain,
     read_frame,
     read_journal,
@@ -34,6 +35,8 @@ from chord_lab.records import (
     to_row,
     write_parquet,
 )
+from chord_lab.records.attempt import Candidate, record_of
+from chord_lab.sweeps.points import scenario_points
 
 ENVIRONMENT = Environment(device="nvidia_h200", device_name="NVIDIA H200", num_sms=132, triton="3.6.0", ptxas="12.9")
 PROBLEM = MoeProblem(num_experts=4, N=64, K=128, top_k=2)
@@ -124,6 +127,26 @@ def test_frame_derives_times_and_rates(tmp_path):
     assert frame.tflops[0] == pytest.approx(PROBLEM.flops(8) / 13.0 / 1e6)
     assert frame.num_rounds.tolist() == [3, 0]
     assert [str(s) for s in frame.status] == ["ok", "crashed"]
+
+
+@pytest.mark.parametrize("name", ["kimi-k2/ep8/prefill", "kimi-k2/ep8/grouped_prefill", "kimi-k2/ep8/grouped_decode"])
+def test_bytes_follow_the_rows_that_the_interface_reads(name):
+    """Indexed gate_up reads a token's row of x once for all its routes; grouped rows were copied out by expert."""
+    point = scenario_points(name, tokens="published", projections=["gate_up"])[0]
+    made = record_of(
+        point,
+        Candidate(schedule=SCHEDULE),
+        run_id="r",
+        date="2026-11-29",
+        environment=ENVIRONMENT,
+        times_us=((10.0,),),
+        rounds=(0,),
+    )
+    x_rows = point.routed_m // point.problem.top_k if point.interface == "indexed" else point.routed_m
+    weights = point.routing.active_experts * 4096 * (7168 // 2 + 7168 // 32 * 2)
+    want = weights + (x_rows * 7168 + point.routed_m * 4096) * 2
+    frame = to_frame([made])
+    assert (point.num_bytes, num_bytes(made), frame.num_bytes[0]) == (want, want, want)
 
 
 def test_parquet_round_trip(tmp_path):
