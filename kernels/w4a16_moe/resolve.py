@@ -51,8 +51,9 @@ def resolve_schedule(
     tables, none for this problem; block_m comes from tokens per expert (`block_m`). `default`: no table for this device
     and profile; the warning lists where it was looked for. `empty`: 0 rows.
 
-    ``device`` is a slug such as nvidia_h200 (the current GPU's when None). ``tables``, or the environment variable
-    W4A16_MOE_TUNING, names a file or folder to look in first. A file that cannot be trusted is refused with ValueError.
+    ``device`` is a slug such as nvidia_h200, or the name that the driver reports (the current GPU's when None).
+    ``tables``, or the environment variable W4A16_MOE_TUNING, names a file or folder to look in first. A file that
+    cannot be trusted is refused with ValueError.
     """
     if isinstance(profile, str):
         profile = get_profile(profile)
@@ -60,7 +61,7 @@ def resolve_schedule(
         raise ValueError(f"routed_m must be a whole number of at least 0, not {routed_m!r}")
     if routed_m == 0:
         return Resolved(None, "empty")
-    device = device if device is not None else current_device()
+    device = device_slug(device) if device is not None else current_device()
     path, tried = find_table(profile, device, tables)
     if path is None:
         where = f"; looked for {', '.join(map(str, tried))}" if tried else ""

@@ -60,6 +60,13 @@ def test_resolver_and_rows_agree_for_every_m(folder):
         assert resolved.schedule == covering[0].schedule
 
 
+@pytest.mark.parametrize("device", ["NVIDIA H200", "nvidia h200", "NVIDIA_H200", " NVIDIA-H200 "])
+def test_a_device_may_be_named_as_its_driver_names_it(folder, device):
+    assert resolve(240, folder, device=device) == resolve(240, folder)
+    file = folder / "nvidia_h200" / "portable.json"
+    assert resolve(240, file, device=device).rule == "exact"
+
+
 def test_rows_without_measurements_and_points_beyond_them_say_so(folder):
     """M=1 served by the row of M=160 is visible (B08); so is a row that nothing was measured in."""
     assert resolve(1, folder).warning == "routed_m 1 is below the smallest measured point 160"
