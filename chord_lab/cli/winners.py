@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chord_lab.cli import app, print_json
-from chord_lab.cli.reading import read_run
+from chord_lab.cli.reading import cut_short, read_run, say
 from chord_lab.cli.verdict_tables import print_winners
 from chord_lab.errors import UserError
 
@@ -31,13 +31,16 @@ def winners(
 
 
 def read_winners(directory: pathlib.Path, margin: float = 0.01) -> list[Winner]:
-    """Winners of everything recorded under a directory; what could not be read is named."""
+    """Winners of everything recorded under a directory; what could not be read or was left out is named."""
+    from chord_lab.sweeps.recorded import newest_runs
     from chord_lab.sweeps.winners import winners as compute
 
     if not 0 <= margin < 1:
         raise UserError(f"--margin must be from 0 to below 1, not {margin:g}")
     hint = f"; `chord-lab sweep SCENARIO --out {directory}` makes some" if directory.is_dir() else ""
-    return compute(read_run(directory, hint), margin)
+    table, left_out = newest_runs(read_run(directory, hint))
+    say([*(["the run was cut short: these verdicts are partial"] if cut_short(directory) else []), *left_out])
+    return compute(table, margin)
 
 
 def as_dict(winner: Winner) -> dict[str, Any]:

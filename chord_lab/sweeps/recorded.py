@@ -88,11 +88,15 @@ def _why_none(table: pa.Table, scenario: str, *chosen: object) -> str:
 
 
 def newest_runs(table: pa.Table) -> tuple[pa.Table, list[str]]:
-    """Of each point, the rows of the newest run in one environment; a remark says what was left out."""
+    """Of each point, the rows of the newest run in one environment; a remark says what was left out.
+
+    A prediction never takes the place of a measurement, however new it is.
+    """
     decoded = decode(table)
     runs, first = group(table.select(["run_id", *LIKENESS_COLUMNS]))
-    dates = np.array([str(d) for d in table["date"].take(first).to_pylist()])
-    by_age = np.argsort(np.argsort(dates, kind="stable"), kind="stable")  # rank of each run, newest highest
+    dates, sources = (table[name].take(first).to_pylist() for name in ("date", "source"))
+    ages = np.array([f"{source != 'predicted':d} {date}" for source, date in zip(sources, dates, strict=True)])
+    by_age = np.argsort(np.argsort(ages, kind="stable"), kind="stable")  # rank of each run, newest highest
     age = by_age[runs]
     points = decoded.point_of_row
     newest = np.full(len(decoded.points) + 1, -1)
@@ -102,7 +106,9 @@ def newest_runs(table: pa.Table) -> tuple[pa.Table, list[str]]:
     keep = (points < 0) | (newest[points] < 0) | (age == newest[points])
     if keep.all():
         return table, []
-    return table.filter(keep), [f"{int((~keep).sum())} records of older runs at the same points are left out"]
+    return table.filter(keep), [
+        f"{int((~keep).sum())} records of older or predicted runs at the same points are left out"
+    ]
 
 
 def recorded_plan(table: pa.Table) -> Plan:

@@ -12,10 +12,10 @@ from run_fake_sweep import candidates, plan_of, schedule, sweep
 from typer.testing import CliRunner
 
 from chord_lab.cli import app
-from chord_lab.cli import winners as winners_command  # noqa: F401 (registers the command)
+from chord_lab.cli import winners as winners_command
 from chord_lab.measurement.replay import ReplayMeasure
 from chord_lab.measurement.rounds import RoundsPolicy, heats
-from chord_lab.records import Environment, Method, Record, read_tables, to_table
+from chord_lab.records import Environment, Method, Record, read_tables, to_table, write_parquet
 from chord_lab.records.attempt import Candidate, record_of
 from chord_lab.records.decode import decode
 from chord_lab.records.intervals import interval, paired_ratio
@@ -163,6 +163,29 @@ def test_environments_are_never_ranked_together(point):
         )
     )
     assert [w.schedule for w in found] == [DEFAULT]
+
+
+def test_a_prediction_never_takes_the_place_of_a_measurement(point):
+    """A sweep with --source predict into the folder of a live run, later: the measured verdict stays."""
+    measured = [record(point, DEFAULT, [300] * 3), record(point, OTHER, [270] * 3)]
+    guessed = {
+        "run_id": "r2",
+        "date": "2026-12-24T10:00:00+00:00",
+        "source": "predicted",
+        "environment": Environment(device="nvidia_h200", device_name="nvidia_h200 (predicted)"),
+    }
+    w = verdict(*measured, record(point, DEFAULT, [1] * 3, **guessed), record(point, OTHER, [2] * 3, **guessed))
+    assert (w.source, w.verdict, w.schedule) == ("live", "win", OTHER)
+
+
+def test_winners_name_older_runs_and_a_run_cut_short(tmp_path, point, capsys):
+    old = record(point, DEFAULT, [300] * 3)
+    new = replace(old, run_id="r2", date="2026-12-24T10:00:00+00:00")
+    write_parquet([old, new], tmp_path / "records.parquet")
+    (tmp_path / "run.json").write_text('{"partial": true}')
+    assert len(winners_command.read_winners(tmp_path)) == 1
+    said = capsys.readouterr().err
+    assert "verdicts are partial" in said and "1 records of older" in said
 
 
 def test_the_order_of_records_does_not_matter(point):
