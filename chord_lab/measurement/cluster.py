@@ -7,7 +7,7 @@ reference; a last task per point lets the best of all shares meet. The share of 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from chord_lab.errors import UserError
@@ -182,4 +182,13 @@ class _Spread:
             self.environment = environment
             self.sink.started(environment)
         elif environment.likeness() != self.environment.likeness():
-            self.sink.note(f"workers differ: {self.environment.device_name} and {environment.device_name}; kept apart")
+            raise UserError(
+                f"workers differ ({_unlike(self.environment, environment)}): unlike times are never put together; "
+                "what was measured is kept: run again with --resume on workers that are alike"
+            )
+
+
+def _unlike(one: Environment, other: Environment) -> str:
+    """``driver 580.1 and 590.2``: the first thing that differs."""
+    pairs = [(f.name, getattr(one, f.name), getattr(other, f.name)) for f in fields(one)]
+    return next(f"{name} {a} and {b}" for name, a, b in pairs if a != b and name not in ("python", "peers"))

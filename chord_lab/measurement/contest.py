@@ -28,7 +28,7 @@ class Entry:
     key: str
     facts: dict[str, Any] = field(default_factory=dict)
     checked: dict[str, Any] | None = None  # answer of the check; None: not checked by the living process
-    samples: list[dict[str, Any]] = field(default_factory=list)  # round, times_us, sm_mhz, power_w
+    samples: list[dict[str, Any]] = field(default_factory=list)  # round, environment, times_us, sm_mhz, power_w
 
 
 class Contest:
@@ -49,15 +49,16 @@ class Contest:
         self.sink = sink
         self.policy = policy
         self.environment = environment
+        self._stamp = environment.stamp()
         self.method = method
         self.entries: dict[str, Entry] = {}  # alive
         self.reference = ""  # key that the others are paired with
         self.next_round = sink.next_round(point)
 
     def join(self, candidate: Candidate, facts: dict[str, Any] | None = None) -> Entry:
-        """Add a compiled candidate; repeats that an interrupted run left are taken up."""
+        """Add a compiled candidate; repeats that an interrupted run left in this environment are taken up."""
         entry = Entry(candidate, candidate.key_at(self.point), facts or {})
-        entry.samples = list(self.sink.samples_of(entry.key))
+        entry.samples = [s for s in self.sink.samples_of(entry.key) if s.get("environment") == self._stamp]
         self.next_round = max([self.next_round, *(s["round"] + 1 for s in entry.samples)])
         self.entries[entry.key] = entry
         if candidate.default or not self.reference:
@@ -151,7 +152,7 @@ class Contest:
 
         def repeat() -> None:
             sample = self.worker.repeat(key, self.policy.rep_ms, self.policy.warmup_ms)
-            sample = {"round": number, **sample}
+            sample = {"round": number, "environment": self._stamp, **sample}
             entry.samples.append(sample)
             self.sink.sample(key, sample)
 

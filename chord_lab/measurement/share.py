@@ -125,7 +125,7 @@ def samples_of_record(record: Record) -> list[dict[str, Any]]:
     """A record's repeats in the form of a journal's samples."""
     clocks, power = record.sm_mhz or (0.0,) * len(record.rounds), record.power_w or (0.0,) * len(record.rounds)
     return [
-        {"round": r, "times_us": list(t), "sm_mhz": c, "power_w": w}
+        {"round": r, "environment": record.environment.stamp(), "times_us": list(t), "sm_mhz": c, "power_w": w}
         for r, t, c, w in zip(record.rounds, record.times_us, clocks, power, strict=True)
     ]
 

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from fake_bench import fake_time_us
@@ -15,11 +16,11 @@ from run_fake_sweep import candidates, plan_of, settings, sweep
 from test_sweep_engine import FAULTS, LIMITS, faulty, ours, verdicts
 
 from chord_lab.errors import UserError
-from chord_lab.measurement.cluster import ClusterMeasure
+from chord_lab.measurement.cluster import ClusterMeasure, _Spread
 from chord_lab.measurement.dask_workers import connect
 from chord_lab.measurement.share import settings_from_dict, settings_to_dict
-from chord_lab.records import read_records, read_tables
-from chord_lab.sweeps.run import Budget, run
+from chord_lab.records import Environment, read_records, read_tables
+from chord_lab.sweeps.run import Budget, Run, run
 from chord_lab.sweeps.winners import winners
 
 pytest.importorskip("distributed")
@@ -80,6 +81,16 @@ def worker_pids():
         if "multiprocessing" in command and "spawn_main" in command:
             found.append(process.pid)
     return found
+
+
+def test_times_of_unlike_workers_are_never_put_together(tmp_path):
+    """Two records of one attempt would be merged repeat by repeat, whatever driver each worker has."""
+    one = Environment(device="nvidia_h200", device_name="NVIDIA H200", driver="1")
+    spreading = _Spread(ClusterMeasure("local", settings(), device="nvidia_h200"), None, Run(tmp_path))
+    spreading._same_environment(one)
+    spreading._same_environment(replace(one, python="3.14", peers="humming 1"))
+    with pytest.raises(UserError, match=r"workers differ \(driver 1 and 2\).*--resume"):
+        spreading._same_environment(replace(one, driver="2"))
 
 
 def test_resume_spreads_what_is_missing(tmp_path):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from run_fake_sweep import candidates, plan_of, schedule, settings, sweep
 from chord_lab.errors import UserError
 from chord_lab.measurement.live import LiveMeasure
 from chord_lab.measurement.rounds import RoundsPolicy
-from chord_lab.records import read_records, read_tables
+from chord_lab.records import Journal, read_records, read_tables
 from chord_lab.records.attempt import Candidate
 from chord_lab.sweeps.run import Budget, read_manifest
 from chord_lab.sweeps.winners import winners
@@ -193,6 +194,23 @@ def test_another_device_starts_afresh(tmp_path):
     assert len(winners(read_tables(tmp_path)[0])) == 1  # the newest run; the two are never ranked together
 
 
+@pytest.mark.parametrize(("like", "taken_up"), [(True, True), (False, False)], ids=["same driver", "new driver"])
+def test_repeats_of_a_killed_run_are_taken_up_in_their_own_environment_alone(tmp_path, like, taken_up):
+    """A driver, a compiler or a kernel may change between the kill and the resume: its times are other times."""
+    plan = plan_of(candidates()[:6])
+    sweep(tmp_path, plan, budget=Budget(candidates=2))
+    (environment,) = {r.environment for r in ours(tmp_path)}
+    left = plan.without({r.key() for r in ours(tmp_path)})
+    ((point, (candidate, *_)),) = left.by_point()
+    stamp = (environment if like else replace(environment, driver="other")).stamp()
+    with Journal(tmp_path, "killed") as journal:
+        sample = {"round": 50, "environment": stamp, "times_us": [7777.0], "sm_mhz": 0.0, "power_w": 0.0}
+        journal.append_sample(candidate.key_at(point), sample)
+    sweep(tmp_path, plan, resume=True)
+    (record,) = [r for r in ours(tmp_path) if r.key() == candidate.key_at(point)]
+    assert ((7777.0,) in record.times_us) == taken_up
+
+
 def test_seconds_run_out(tmp_path):
     began = time.monotonic()
     done = sweep(tmp_path, plan_of(candidates(), tokens=(20, 30, 40, 50)), sleep_s=0.02, budget=Budget(seconds=2.0))
@@ -271,8 +289,6 @@ def test_a_full_disk_stops_in_one_line_and_keeps_the_records(tmp_path, monkeypat
 
 
 def test_a_process_that_cannot_start_is_one_line(tmp_path):
-    from dataclasses import replace
-
     broken = settings()
     broken = replace(broken, worker=replace(broken.worker, bench="fake_bench:NoSuchBench"))
     with pytest.raises(UserError, match="cannot measure here: AttributeError"):
