@@ -222,10 +222,11 @@ def run(
             this.cut_short = len(plan) < len(left)
         this.progress.total = len(plan)
         this.progress.notes += notices
-        write_manifest(directory, plan, this, measure.source, {**(about or {}), "complete": False})
+        unfinished = {**(about or {}), "complete": False, "partial": True}  # what a kill leaves
+        write_manifest(directory, plan, this, measure.source, unfinished)
         try:
             measure.measure(plan, this)
-        except KeyboardInterrupt:
+        except BaseException:
             this.cut_short = True
             raise
         finally:

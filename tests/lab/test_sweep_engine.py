@@ -139,6 +139,7 @@ def test_a_killed_sweep_leaves_no_child_behind(tmp_path):
     assert children
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
+    assert read_manifest(tmp_path)["partial"] is True  # reports of it say so
     deadline = time.monotonic() + 5
     while any(Path(f"/proc/{pid}").exists() for pid in children) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -284,6 +285,7 @@ def test_a_full_disk_stops_in_one_line_and_keeps_the_records(tmp_path, monkeypat
     monkeypatch.undo()
     kept = ours(tmp_path)
     assert kept and read_records(tmp_path).notices == []
+    assert (read_manifest(tmp_path)["complete"], read_manifest(tmp_path)["partial"]) == (False, True)
     sweep(tmp_path, plan_of(candidates()[:20]), resume=True)
     assert len(ours(tmp_path)) == 20
 
