@@ -8,6 +8,7 @@ from typing import Any
 from w4a16_moe.problem import MoeProblem
 from w4a16_moe.schedule import Schedule
 
+from chord_lab.records.column_types import check_types
 from chord_lab.records.record import FORMAT, CompileFacts, Environment, Method, Record, RoutingRef, plain
 
 PROBLEM_COLUMNS = tuple(f.name for f in fields(MoeProblem))
@@ -48,6 +49,7 @@ def from_row(row: dict[str, Any]) -> Record:
     """The inverse of `to_row`; a ValueError in one line names what is missing or newer than this version."""
     if not isinstance(row, dict) or "run_id" not in row or "status" not in row:
         raise ValueError("not a record of this project (no run_id and status)")
+    check_types(row)
     if row.get("format", FORMAT) > FORMAT:
         raise ValueError(f"record format {row['format']}; this version reads up to {FORMAT}")
     try:

@@ -187,14 +187,16 @@ def _timed(table: pa.Table, columns: dict[str, Any], contest: npt.NDArray[np.int
 
 
 def _round_numbers(table: pa.Table, count: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The round of each repeat; a record without them counts its repeats from 0."""
+    """The round of each repeat; a record that does not say it for each counts its repeats from 0."""
     array = table["rounds"].combine_chunks()
     array = array.fill_null([]) if array.null_count else array
     lengths = np.diff(array.offsets.to_numpy())
-    if (lengths == count).all():
-        return array.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
     starts = np.cumsum(count) - count
-    return np.arange(count.sum()) - np.repeat(starts, count)
+    rounds = np.arange(count.sum()) - np.repeat(starts, count)
+    said = lengths == count
+    stored = array.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
+    rounds[np.repeat(said, count)] = stored[np.repeat(said, lengths)]
+    return rounds
 
 
 def _reference_medians(

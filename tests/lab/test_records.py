@@ -110,6 +110,25 @@ def test_enums_and_nested_dataclasses_become_plain():
     }
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("date", 5), ("run_id", 5), ("default", "yes"), ("block_m", 1e9), ("routed_m", 1 << 40), ("seed", 1 << 70),
+        ("num_sms", True), ("tok_e", [-1]), ("tok_e", "zz"), ("rounds", ["a"]), ("rounds", [10**30]), ("times_us", [5]),
+        ("times_us", [["x"]]), ("sm_mhz", 7), ("format", "x"), ("routing_top_k", "x"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_line_of_another_type_is_a_miss_and_nothing_else_is_lost(tmp_path, column, value):
+    """The whole file becomes one table with one type a column: a single odd value would stop all of it."""
+    lines = [to_row(record()), to_row(record()) | {column: value}, to_row(record(run_id="r2"))]
+    path = tmp_path / "journal-x.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    table, notices = read_tables(path)
+    assert table["run_id"].to_pylist() == ["r1", "r2"]
+    assert len(notices) == 1 and f"line 2: {column} must be " in notices[0]
+
+
 @pytest.mark.parametrize("status", ["fine", "", None])
 def test_unknown_status_is_refused(status):
     with pytest.raises(ValueError, match="legal are ok, invalid"):

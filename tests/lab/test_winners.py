@@ -139,6 +139,16 @@ def test_impossible_times_are_flagged_against_the_runs_own_ceilings(point):
     assert not any("impossible" in flag for flag in w.flags)  # another run's ceiling says nothing here
 
 
+def test_a_record_without_rounds_does_not_renumber_the_others(point):
+    """Read from an older file: its repeats count from 0, everyone else's rounds stay as they were measured."""
+    rows = [record(point, DEFAULT, {0: 300, 1: 301}), record(point, DEFAULT, {7: 400, 8: 401, 9: 402})]
+    late = record(point, OTHER, {7: 360, 8: 361, 9: 362})
+    alone = verdict(*rows, late)
+    assert (alone.verdict, alone.schedule) == ("win", OTHER) and alone.margin == pytest.approx(0.1, abs=0.001)
+    beside = verdict(*rows, late, replace(record(point, THIRD, [500, 501, 502]), rounds=()))
+    assert (beside.verdict, beside.margin, beside.num_rounds) == ("win", alone.margin, 3)
+
+
 def test_methods_are_never_ranked_together(point):
     """Hot, cold, and clear-inside of one candidate: three contests, each with its own method."""
     methods = [Method(), Method(l2="warm"), Method(timed="gemm and clear")]
