@@ -12,10 +12,13 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from chord_lab.errors import UserError
 from chord_lab.records.attempt import Candidate, Measure, Point
+from chord_lab.records.decode import CANDIDATE_COLUMNS, POINT_COLUMNS, group, tok_e_ids
 from chord_lab.records.journal import Journal, lock, new_run_id, now
-from chord_lab.records.parquet import JOURNAL_GLOB, read_records, write_parquet
+from chord_lab.records.parquet import JOURNAL_GLOB, read_records, read_tables, write_parquet
 from chord_lab.records.record import Environment, Record
 from chord_lab.records.statistics import median_us
 from chord_lab.sweeps.plan import Plan
@@ -107,12 +110,25 @@ class Run:
             self._count(record)
 
     def append_table(self, table: Any) -> None:
-        """Write a whole table of records, atomically."""
-        write_parquet(table, self.directory / TABLE, level=3)
+        """Write a whole table of records, atomically; what a resumed run finds there and does not answer again stays."""
         import pyarrow.compute as pc
+
+        write_parquet(self._with_earlier(table), self.directory / TABLE, level=3)
 
         self.progress.finished += pc.sum(pc.equal(table["kind"].cast("string"), "candidate")).as_py() or 0
         self._show()
+
+    def _with_earlier(self, table: Any) -> Any:
+        """The table, and the rows of the file before it whose attempts it does not hold."""
+        path = self.directory / TABLE
+        if not self.known or not path.is_file():
+            return table
+        import pyarrow as pa
+
+        both = pa.concat_tables([table, read_tables(path)[0]]).unify_dictionaries().combine_chunks()
+        attempts, _ = group(both.select([*POINT_COLUMNS, *CANDIDATE_COLUMNS]), tok_e_ids(both))
+        again = np.isin(attempts[len(table) :], attempts[: len(table)])
+        return both.filter(np.concatenate([np.ones(len(table), dtype=bool), ~again]))
 
     def sample(self, key: str, sample: dict[str, Any]) -> None:
         """Keep one repeat of an unfinished candidate."""
@@ -216,10 +232,12 @@ def run(
         this = Run(directory, budget=budget, watch=watch)
         stack.callback(this.close)
         notices = this.load() if resume else []
+        if measure.source != "live" or this.budget.candidates is not None:  # a live measure times the default again
+            plan = plan.without(this.known_keys) if this.known_keys else plan
         if this.budget.candidates is not None:
-            left = plan.without(this.known_keys)
-            plan = left.limited(this.budget.candidates)
-            this.cut_short = len(plan) < len(left)
+            limited = plan.limited(this.budget.candidates)
+            this.cut_short = len(limited) < len(plan)
+            plan = limited
         this.progress.total = len(plan)
         this.progress.notes += notices
         unfinished = {**(about or {}), "complete": False, "partial": True}  # what a kill leaves

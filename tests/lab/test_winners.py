@@ -22,7 +22,7 @@ from chord_lab.records.intervals import interval, paired_ratio
 from chord_lab.sweeps.layers import layers
 from chord_lab.sweeps.points import scenario_points
 from chord_lab.sweeps.recorded import of_scenario, recorded_plan
-from chord_lab.sweeps.run import run
+from chord_lab.sweeps.run import Budget, run
 from chord_lab.sweeps.winners import candidate_times, winners
 
 ENVIRONMENT = Environment(device="nvidia_h200", device_name="NVIDIA H200", num_sms=132, max_sm_mhz=1980.0)
@@ -312,6 +312,19 @@ def test_replay_gives_back_the_same_verdicts_and_says_recorded(tmp_path):
     assert [replace(w, source="live") for w in replayed] == live
     assert {w.source for w in replayed} == {"recorded"} and done.progress.finished == 48
     assert done.environment.device == "nvidia_h200"
+
+
+def test_a_resumed_replay_adds_what_is_missing_and_loses_nothing(tmp_path):
+    sweep(tmp_path / "live", plan_of(candidates()[:20]))
+    table, _ = read_tables(tmp_path / "live")
+    plan = recorded_plan(of_scenario(table, "kimi-k2/ep8/decode")[0])
+    counts = []
+    for budget in (Budget(candidates=5), Budget(candidates=5), Budget(), Budget(candidates=3)):
+        done = run(plan, ReplayMeasure(table), tmp_path / "replay", resume=True, budget=budget)
+        kept, _ = read_tables(tmp_path / "replay")
+        counts.append((done.progress.finished, kept["kind"].to_pylist().count("candidate"), done.cut_short))
+    assert counts == [(5, 5, True), (5, 10, True), (10, 20, False), (0, 20, False)]
+    assert len(kept) == len(table) and [replace(w, source="live") for w in winners(kept)] == winners(table)
 
 
 def test_replay_answers_the_plan_it_is_given(tmp_path):
