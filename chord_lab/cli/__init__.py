@@ -64,6 +64,9 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 
 def run() -> None:
     """Entry point: bad input, a full disk or an unwritable place is one line on stderr and exit code 2."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller: `chord-lab ... >&-`
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (lives as long as the process)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a character shows another
             stream.reconfigure(errors="replace")

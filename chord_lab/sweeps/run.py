@@ -110,7 +110,7 @@ class Run:
             self._count(record)
 
     def append_table(self, table: Any) -> None:
-        """Write a whole table of records, atomically; what a resumed run finds there and does not answer again stays."""
+        """Write a whole table of records, atomically; what a resumed run does not answer again stays."""
         import pyarrow.compute as pc
 
         write_parquet(self._with_earlier(table), self.directory / TABLE, level=3)

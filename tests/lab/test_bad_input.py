@@ -252,6 +252,13 @@ def test_a_terminal_that_knows_no_unicode(made, tmp_path):
         done.stdout.decode("ascii")
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-"])
+def test_closed_streams_are_no_traceback(closed):
+    command = f"{sys.executable} -m chord_lab scenarios --json {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_no_prediction_beats_the_card(made):
     """Far from what was recorded a fit extrapolates: below the bytes' copy time it would be an impossible promise."""
     import numpy as np
