@@ -20,7 +20,7 @@ from w4a16_moe.schedule import Schedule
 from chord_lab.errors import UserError
 from chord_lab.records.attempt import Candidate, Point, Sink
 from chord_lab.records.intervals import paired_ratio
-from chord_lab.records.record import Record, candidate_key
+from chord_lab.records.record import Environment, Record, candidate_key
 from chord_lab.records.statistics import round_medians_us
 from chord_lab.sweeps.plan import Plan
 from chord_lab.sweeps.space import candidates, default_schedule, grids
@@ -32,6 +32,8 @@ PER_POINT = 96  # candidates of a point when no budget says otherwise
 
 class Session(Protocol):
     """What measures a plan; keeps its child processes from one plan to the next."""
+
+    environment: Environment
 
     def measure(self, plan: Any, sink: Sink) -> None:
         """See `Measure`."""
@@ -85,7 +87,7 @@ class _PointSearch:
         self.num_moved = 0
         self.knobs = _search_space(get_profile(point.profile).kernels, search.space)
         self.legal = _Legal(point, search.device, search.space, self.default.schedule)
-        self.study = _study(search, point, self.knobs)
+        self.study = _study(search, point, self.knobs, session.environment)
 
     def run(self) -> None:
         """Batches until the point has its number of candidates, the space is used up, or the budget is."""
@@ -210,7 +212,8 @@ class _Listener:
         return {schedule: ratio.estimate for schedule, ratio in paired.items() if ratio}
 
 
-def _study(search: SearchMeasure, point: Point, knobs: dict[str, list[Any]]) -> Any:
+def _study(search: SearchMeasure, point: Point, knobs: dict[str, list[Any]], environment: Environment) -> Any:
+    """The point's trials in this environment: what another one timed is no trial here."""
     try:
         import optuna
         from optuna.storages import JournalStorage
@@ -226,7 +229,7 @@ def _study(search: SearchMeasure, point: Point, knobs: dict[str, list[Any]]) -> 
     )
     return optuna.create_study(
         storage=JournalStorage(JournalFileBackend(str(search.directory / "search.journal"))),
-        study_name=candidate_key(point=point),
+        study_name=candidate_key(point=point, environment=environment.stamp()),
         load_if_exists=True,
         sampler=sampler,
         direction="minimize",

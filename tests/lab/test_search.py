@@ -22,10 +22,16 @@ pytest.importorskip("optuna")
 H200 = DEVICES["nvidia_h200"]
 
 
-def search(directory, per_point=36, resume=False, budget=None, sampler="tpe", kind="full"):
+def search(directory, per_point=36, resume=False, budget=None, sampler="tpe", kind="full", **bench):
     points = scenario_points("kimi-k2/ep8/decode", tokens=[50], projections=["gate_up"], profile="portable")
     measure = SearchMeasure(
-        LiveMeasure(settings()).session, H200, directory, sampler=sampler, per_point=per_point, seed=1, space=kind
+        LiveMeasure(settings(bench_settings=bench)).session,
+        H200,
+        directory,
+        sampler=sampler,
+        per_point=per_point,
+        seed=1,
+        space=kind,
     )
     return run(search_plan(points, H200), measure, directory, resume=resume, budget=budget or Budget())
 
@@ -67,6 +73,13 @@ def test_a_search_goes_on_where_it_stopped(tmp_path):
     assert len({r.schedule for r in everything}) == len(everything) == 16
     assert first < {r.schedule for r in ours(tmp_path)}
     assert len({r.run_id for r in read_records(tmp_path).records}) == 1
+
+
+def test_trials_of_another_environment_do_not_count(tmp_path):
+    search(tmp_path, per_point=8)
+    search(tmp_path, per_point=8, resume=True, device="NVIDIA H100 80GB HBM3")
+    tried = Counter(r.environment.device for r in ours(tmp_path) if not r.default)
+    assert tried == {"nvidia_h200": 8, "nvidia_h100_80gb_hbm3": 8}
 
 
 def test_an_unknown_sampler_is_refused(tmp_path):
