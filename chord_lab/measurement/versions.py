@@ -8,8 +8,19 @@ import importlib.metadata
 import pathlib
 from functools import cache
 
-# Modules that choose or describe but do not run in the timed region.
-_NOT_TIMED = ("tables", "resolve", "legality", "offline", "devices", "profiles", "block_m", "heuristics", "reference")
+# Modules that choose, describe or read checkpoints but do not run in the timed region.
+_NOT_TIMED = (
+    "tables",
+    "resolve",
+    "legality",
+    "offline",
+    "devices",
+    "profiles",
+    "block_m",
+    "heuristics",
+    "reference",
+    "checkpoint",
+)
 
 
 @cache

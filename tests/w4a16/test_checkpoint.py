@@ -173,3 +173,17 @@ def test_other_formats_are_refused_in_one_line(config, message):
 def test_static_activation_order_needs_no_index_and_is_accepted():
     read_quantization_config(changed(actorder="weight"))
     read_quantization_config(changed(actorder=None))
+
+
+@pytest.mark.parametrize("experts", [2, 8])
+@pytest.mark.parametrize("name", ["weight_scale", "weight_g_idx"])
+def test_another_number_of_experts_is_refused(name, experts):
+    """Global scales beside one rank's weights would pack silently, and be right on the first rank alone (B52)."""
+    codes, scales = weights(4, 64, 64)
+    other = {
+        "weight_scale": torch.ones((experts, 64, 2), dtype=torch.bfloat16),
+        "weight_g_idx": torch.full((experts, 64), -1),
+    }
+    problem = MoeProblem(num_experts=4, N=64, K=64)
+    with pytest.raises(ValueError, match=rf"{name} has shape \[{experts}, 64.*each of 4 experts"):
+        pack_checkpoint(encode(codes, scales)._replace(**{name: other[name]}), problem, get_profile("portable"))

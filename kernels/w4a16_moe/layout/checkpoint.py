@@ -129,6 +129,14 @@ def _expert(weight: CheckpointWeight, expert: int, num_experts: int) -> Checkpoi
         shape = list(weight.weight_packed.shape)
         raise ValueError(f"weight_packed of all experts must be [{num_experts}, N, K/8], not {shape}")
     zero_point, g_idx = weight.weight_zero_point, weight.weight_g_idx
+    of_experts = {"weight_scale": weight.weight_scale}
+    if g_idx is not None and g_idx.dim() == 2:
+        of_experts["weight_g_idx"] = g_idx
+    for name, tensor in of_experts.items():
+        if tensor.shape[0] != num_experts:
+            raise ValueError(
+                f"{name} has shape {list(tensor.shape)}; it needs one entry for each of {num_experts} experts"
+            )
     if g_idx is not None and g_idx.dim() == 2:
         g_idx = g_idx[expert]
     return CheckpointWeight(
