@@ -31,9 +31,11 @@ from w4a16_moe.schedule import Schedule
 
 from chord_lab.cli.measuring import visible_gpus
 from chord_lab.errors import UserError
-from chord_lab.measurement.bench import Layer, PointTensors, Timer
-from chord_lab.measurement.launch import Launch, launch_ours
+from chord_lab.measurement.bench import Timer
+from chord_lab.measurement.launch import Launch
+from chord_lab.measurement.launchers import launch_ours
 from chord_lab.measurement.live import require_gpu
+from chord_lab.measurement.tensors import Layer, PointTensors
 from chord_lab.records.attempt import Candidate, Point
 from chord_lab.records.journal import now
 from chord_lab.records.parquet import read_tables

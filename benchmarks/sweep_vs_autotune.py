@@ -108,7 +108,7 @@ def autotune(point: Point, schedules: list[Schedule]) -> dict[str, Any]:
     import triton
     from w4a16_moe.portable import constexprs, portable_kernel
 
-    from chord_lab.measurement.bench import Layer, PointTensors
+    from chord_lab.measurement.tensors import Layer, PointTensors
 
     tensors = PointTensors(point, Layer(point.problem, "cuda"), "cuda")
     packed = tensors.layer.packed("portable")

@@ -17,7 +17,7 @@ from chord_lab.measurement.launch import Launch, launched_kernels
 from chord_lab.records.attempt import Candidate
 
 if TYPE_CHECKING:
-    from chord_lab.measurement.bench import PointTensors
+    from chord_lab.measurement.tensors import PointTensors
 
 
 class GroupedRows:

@@ -57,7 +57,7 @@ class _Layer:
         import torch
         from w4a16_moe.gemm import default_schedule
 
-        from chord_lab.measurement.bench import Layer
+        from chord_lab.measurement.tensors import Layer
         from chord_lab.routing.draws import draw_topk_ids
 
         device = "cuda" if torch.cuda.is_available() else "cpu"

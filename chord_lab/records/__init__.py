@@ -1,8 +1,8 @@
 """Records: what was measured, where, how, and what failed. No GPU, no torch."""
 
-from chord_lab.records.frames import to_frame
+from chord_lab.records.frames import read_frame, to_frame
 from chord_lab.records.journal import Journal, ReadResult, lock, new_run_id, now, read_journal
-from chord_lab.records.parquet import arrow_schema, read_frame, read_records, read_tables, to_table, write_parquet
+from chord_lab.records.parquet import arrow_schema, read_records, read_tables, to_table, write_parquet
 from chord_lab.records.record import CompileFacts, Environment, Method, Record, RoutingRef, candidate_key, plain
 from chord_lab.records.rows import from_row, schedule_of, to_row
 from chord_lab.records.statistics import (

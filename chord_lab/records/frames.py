@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import pathlib
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from chord_lab.records.parquet import read_tables, to_table
 from chord_lab.records.record import Record
 from chord_lab.records.statistics import GROUPED_PROFILES
 
@@ -23,8 +25,6 @@ def to_frame(records: pa.Table | Iterable[Record]) -> pd.DataFrame:
     """
     import pyarrow as pa
 
-    from chord_lab.records.parquet import to_table
-
     table = records if isinstance(records, pa.Table) else to_table(records)
     lists = [name for name in ("times_us", "tok_e") if name in table.column_names]
     frame = table.drop_columns(lists).to_pandas(types_mapper=None)
@@ -38,6 +38,14 @@ def to_frame(records: pa.Table | Iterable[Record]) -> pd.DataFrame:
     if {"time_us", "active_experts", "N"} <= set(frame.columns):
         _add_rates(frame)
     return frame
+
+
+def read_frame(
+    paths: Sequence[pathlib.Path] | pathlib.Path, columns: Sequence[str] | None = None
+) -> tuple[pd.DataFrame, list[str]]:
+    """All records under `paths` as by `to_frame`, and a notice for each file or line that was skipped."""
+    table, notices = read_tables(paths, columns)
+    return to_frame(table), notices
 
 
 def round_medians(times: pa.Array) -> tuple[np.ndarray, np.ndarray]:

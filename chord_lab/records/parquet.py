@@ -17,7 +17,6 @@ from chord_lab.records.record import CompileFacts, Environment, Method, Record
 from chord_lab.records.rows import OWN_COLUMNS, ROUTING_COLUMNS, from_row, to_row
 
 if TYPE_CHECKING:
-    import pandas as pd
     import pyarrow as pa
 
 
@@ -186,13 +185,3 @@ def read_records(paths: Sequence[pathlib.Path] | pathlib.Path) -> ReadResult:
             except ValueError as error:
                 result.notices.append(f"{file}: {error}; skipped")
     return result
-
-
-def read_frame(
-    paths: Sequence[pathlib.Path] | pathlib.Path, columns: Sequence[str] | None = None
-) -> tuple[pd.DataFrame, list[str]]:
-    """All records under `paths` as a DataFrame (categorical words) with `time_us` derived, and the notices."""
-    from chord_lab.records.frames import to_frame
-
-    table, notices = read_tables(paths, columns)
-    return to_frame(table), notices

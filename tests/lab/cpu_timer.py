@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from chord_lab.measurement.launch import Launch, launcher_of
+from chord_lab.measurement.launch import Launch
+from chord_lab.measurement.launchers import launcher_of
 
 
 class CpuTimer:

@@ -6,7 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from chord_lab.measurement.launch import Launch, launcher_of
+from chord_lab.measurement.launch import Launch
+from chord_lab.measurement.launchers import launcher_of
 
 
 @triton.jit

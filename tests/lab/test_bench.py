@@ -7,12 +7,13 @@ from w4a16_moe.problem import MoeProblem
 from w4a16_moe.reference import gemm_reference
 from w4a16_moe.schedule import Schedule
 
-from chord_lab.measurement.bench import Bench, DoesNotFit, Layer, PointTensors, WrongResult
+from chord_lab.measurement.bench import Bench, DoesNotFit, WrongResult
 from chord_lab.measurement.launch import GemmTypeMismatch
 from chord_lab.measurement.live import LiveMeasure, LiveSettings
 from chord_lab.measurement.memory import memory_need
 from chord_lab.measurement.peers.humming import forced_tiles, pack_words
 from chord_lab.measurement.peers.torch_baseline import launch_baseline
+from chord_lab.measurement.tensors import Layer, PointTensors
 from chord_lab.measurement.worker import WorkerSettings
 from chord_lab.records import read_records
 from chord_lab.records.attempt import Candidate, Point, candidate_to_dict, point_to_dict

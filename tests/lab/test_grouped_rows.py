@@ -4,8 +4,8 @@ import pytest
 import torch
 from w4a16_moe.problem import MoeProblem
 
-from chord_lab.measurement.bench import Layer, PointTensors
 from chord_lab.measurement.grouped import contiguous_rows, masked_rows
+from chord_lab.measurement.tensors import Layer, PointTensors
 from chord_lab.records.attempt import Point
 from chord_lab.sweeps.points import routing_ref
 

@@ -19,7 +19,7 @@ from chord_lab.measurement.launch import Launch
 from chord_lab.records.attempt import Candidate, Point, point_from_dict
 
 if TYPE_CHECKING:
-    from chord_lab.measurement.bench import Layer, PointTensors
+    from chord_lab.measurement.tensors import Layer, PointTensors
 
 WEIGHTS = {"dtype": "uint4", "group_size": 32, "scale_dtype": "bfloat16"}
 FORCED_BLOCK_M = (8, 16, 24, 32, 48, 64, 96, 128, 176)

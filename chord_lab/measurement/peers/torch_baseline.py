@@ -10,7 +10,7 @@ from chord_lab.measurement.launch import Launch
 from chord_lab.records.attempt import Candidate
 
 if TYPE_CHECKING:
-    from chord_lab.measurement.bench import PointTensors
+    from chord_lab.measurement.tensors import PointTensors
 
 
 def launch_baseline(tensors: PointTensors, candidate: Candidate) -> Launch:
