@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 from chord_lab.analysis import CompareInfo, LayerInfo, PairInfo
 from chord_lab.export import look, palette
 from chord_lab.export.figures import Times, whiskers
+from chord_lab.records.peer_tile import tile_text
 
 # From here on a bar would flatten those that are compared: such an implementation is named under the title instead.
 FAR = 4.0
@@ -117,7 +118,7 @@ def _compare_hover(info: CompareInfo, k: int) -> list[str]:
     for ours, times, configs, pads in zip(info.ours_us, info.other_us, info.config, info.padded_rows, strict=True):
         time = f"{times[k]:.1f} us, ours {ours:.1f} us" if times[k] is not None else ""
         padded = f"{pads[k]} rows with padding" if pads[k] else ""
-        texts.append("<br>".join(part for part in (time, configs[k], padded) if part))
+        texts.append("<br>".join(part for part in (time, tile_text(configs[k]), padded) if part))
     return texts
 
 

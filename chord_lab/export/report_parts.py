@@ -85,8 +85,9 @@ def winners_table(winners: Sequence[Winner], caption: str) -> Table:
 
 
 def _winner_row(w: Winner) -> list[Cell]:
-    saved = "–" if w.margin is None else f"{w.margin:+.1%}"
-    if w.ratio_low is not None and w.ratio_high is not None:
+    leads = w.best is not None and w.best == w.default_schedule
+    saved = "–" if w.margin is None else "default leads" if leads else f"{w.margin:+.1%}"
+    if not leads and w.ratio_low is not None and w.ratio_high is not None:
         saved += f" ({1 - w.ratio_high:+.1%} to {1 - w.ratio_low:+.1%})"
     return [
         Cell(str(w.routed_m), "number"),

@@ -4,6 +4,7 @@ import re
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -85,6 +86,30 @@ def test_headline_answers_first(page):
     assert "of 8 points have a schedule that beats the default" in answer
     assert "times our time" in answer
     assert "1 of 33 candidates failed" in answer
+
+
+def test_profiles_never_share_a_table_or_a_figure(made, tmp_path):
+    two = [*made.sweep(), *made.ceilings(), *made.sweep(kernel="portable")]
+    two[-32:] = [replace(record, profile="portable") for record in two[-32:]]
+    content = report_content(to_table(two))
+    parts = {part.profile: part for part in content.parts()}
+    assert {name: len(part.winners) for name, part in parts.items()} == {"h200_prefill_ep8": 8, "portable": 8}
+    for name, part in parts.items():
+        assert set(part.frame.loc[part.frame["kind"] == "candidate", "profile"]) == {name}
+        assert {w.schedule.kernel for w in part.winners} == {"portable" if name == "portable" else "wgmma"}
+    write_report(to_table(two), tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text()
+    for name in parts:
+        assert f"<caption>gate_up, kimi-k2/ep8/prefill, profile {name}, draw uniform: recorded" in text
+
+
+def test_a_peer_s_configuration_is_one_short_line(made, tmp_path):
+    config = '{"block_shape": [16, 256, 128], "mma_type": "wgmma", "num_stages": 4, "warp_shape": [16, 64, 64]}'
+    peers = [replace(record, config=config) for record in made.peers()]
+    write_report(to_table([*made.sweep(), *made.ceilings(), *peers]), tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text()
+    assert '<td class="code">wgmma 16x256x128 warp 16x64x64 s4</td>' in text
+    assert "block_shape" not in text
 
 
 def test_other_environments_are_named_and_left_out(made, made_run):
