@@ -33,16 +33,17 @@ def draw_load(info: LoadInfo, *, block_m: int, by_load: bool = False) -> go.Figu
         ]
     )  # fmt: skip
     edges = [k * block_m for k in range(1, min(40, info.busiest // block_m + 1) + 1)]
+    shapes = [_edge(edge) for edge in edges if edge <= info.busiest * 1.1]
     share = info.busiest / info.mean if info.mean else 0
     return look.layout(
         figure,
-        title=f"The busiest expert has {share:.1f} times the mean; {info.active_experts} of {counts.size} are active",
-        source=info.source + f"; dotted lines: ends of blocks of {block_m} rows",
+        title=f"The busiest expert has {share:.2f} times the mean; {info.active_experts} of {counts.size} are active",
+        source=info.source + (f"; dotted lines: ends of blocks of {block_m} rows" if shapes else ""),
         x="local expert" + (", busiest first" if by_load else ""),
         y="routed rows",
         xaxis_type="category" if by_load else "linear",
         bargap=0.1,
-        shapes=[_edge(edge) for edge in edges if edge <= info.busiest * 1.1],
+        shapes=shapes,
     )
 
 
@@ -172,14 +173,16 @@ def upright(x: float, colour: str, dash: str) -> dict[str, Any]:
     return {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": x, "x1": x, "line": line}
 
 
-def draw_turn(info: TurnInfo, *, threshold: float) -> go.Figure:
-    """Mean regret of every threshold."""
-    top = min(info.best_high, max(info.threshold))
+def draw_turn(info: TurnInfo, at: ThresholdInfo) -> go.Figure:
+    """Mean regret of every threshold; it changes where a measured point goes over to the other rule."""
+    points = sorted(set(at.tokens_per_expert))
+    edges = [0.0, *points, max(info.threshold)]
+    top = min(info.best_high, edges[-1])
     best = {"type": "rect", "yref": "paper", "y0": 0, "y1": 1, "x0": info.best_low, "x1": top, "line_width": 0}
     figure = go.Figure(
         go.Scatter(
-            x=info.threshold, y=[100 * r for r in info.mean_regret], line={"shape": "hvh", "color": look.BLUE},
-            mode="lines", name="mean regret",
+            x=edges, y=[100 * r for r in (*info.mean_regret, info.mean_regret[-1])], mode="lines", name="mean regret",
+            line={"shape": "hv", "color": look.BLUE},
         )
     )  # fmt: skip
     upper = "and above" if info.best_high == float("inf") else f"to {info.best_high:.0f}"
@@ -195,7 +198,7 @@ def draw_turn(info: TurnInfo, *, threshold: float) -> go.Figure:
         yaxis_rangemode="tozero",
         shapes=[
             best | {"fillcolor": look.GREEN, "opacity": 0.15},
-            upright(threshold, look.VERMILION, "solid"),
+            upright(at.threshold, look.VERMILION, "solid"),
             upright(info.default_threshold, look.GREY, "dot"),
         ],
     )
@@ -213,8 +216,8 @@ def draw_point(info: PointInfo | None, *, ours: ScheduleFacts, rival: ScheduleFa
             )
         )  # fmt: skip
     for facts, name, colour, symbol in (
+        (rival, "compared with", look.BLUE, "diamond-open"),
         (ours, "at hand", look.VERMILION, "star"),
-        (rival, "compared with", look.BLUE, "diamond"),
     ):
         shown = f"{name}: {facts.schedule.label()}"
         figure.add_trace(
@@ -256,7 +259,10 @@ def _point_title(ours: ScheduleFacts, rival: ScheduleFacts) -> str:
     text = f"{ours.time_us:.1f} us {kind}"
     if rival.time_us:
         text += f", {rival.time_us / ours.time_us:.2f} times as fast as the one compared with"
-    return text + (f"; {ours.share_of_floor:.0%} of the floor" if ours.share_of_floor else "")
+    if ours.share_of_floor:
+        over = 1 / ours.share_of_floor - 1
+        text += f"; {abs(over):.0%} {'above' if over >= 0 else 'below'} the floor"
+    return text
 
 
 def draw_roofline_of(info: RooflineInfo | None, *, ours: ScheduleFacts) -> go.Figure:
@@ -269,7 +275,7 @@ def draw_roofline_of(info: RooflineInfo | None, *, ours: ScheduleFacts) -> go.Fi
                 marker={"color": look.VERMILION, "symbol": "star", "size": 16},
             )
         )  # fmt: skip
-    share = f"{ours.share_of_floor:.0%} of it" if ours.share_of_floor else "unknown"
-    title = f"This point is {ours.bound} bound; the schedule at hand reaches {share}"
+    share = "an unknown share" if ours.share_of_floor is None else f"{ours.share_of_floor:.0%}"
+    title = f"This point is {ours.bound} bound; the schedule at hand reaches {share} of the measured ceiling"
     unknown = {"source": "no ceilings were measured", "x": "FLOPs per byte that must move", "y": "TFLOPS of real rows"}
     return look.layout(figure, title=title, **(roofline_axes(info) if info else unknown), height=360)

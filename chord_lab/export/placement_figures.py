@@ -59,11 +59,12 @@ def draw_layout(loads: npt.NDArray[np.int64], *, chosen: int, layout: str) -> go
     )  # fmt: skip
     return look.layout(
         figure,
-        title=f"{layout}: one 16-byte load brings {int(picked.sum())} weights from {len(set(rows.tolist()))} rows "
-        f"and {len(set(columns.tolist()))} columns",
-        source="read back from the packer; a block of 64 output columns (n) and 64 reduction elements (k)",
+        title=f"{layout}: one 16-byte load brings {int(picked.sum())} weights of {len(set(rows.tolist()))} output "
+        f"columns (n) and {len(set(columns.tolist()))} reduction elements (k)",
+        source=f"read back from the packer; a block of {loads.shape[0]} x {loads.shape[1]}; red: the chosen load",
         x="k, reduction element",
         y="n, output column",
         height=480,
-        yaxis_autorange="reversed",
+        xaxis_range=[-0.5, loads.shape[1] - 0.5],
+        yaxis_range=[loads.shape[0] - 0.5, -0.5],
     )

@@ -42,7 +42,7 @@ class ThresholdExplorer(Panel):
         """Draw times, choices and the regret of every threshold."""
         info, turn = self.crossover()
         judged = analysis.threshold_info(info, self.selection.threshold)
-        drawn = [figures.draw_threshold(judged), figures.draw_turn(turn, threshold=self.selection.threshold)]
+        drawn = [figures.draw_threshold(judged), figures.draw_turn(turn, judged)]
         if self.times is None:
             self.times, self.regret = map(LiveFigure, drawn)
             self.times.on_click(self._pick)
