@@ -100,9 +100,10 @@ def draw_compare(info: CompareInfo) -> go.Figure:
     k, judged = _judged(info.implementation)
     known = _ratios(info, k)
     span = f"{min(known):.2f} to {max(known):.2f} times our time" if known else "a time that is not known"
+    where = f"{info.projection[0]}: " if len(set(info.projection)) == 1 else ""
     return look.layout(
         figure,
-        title=f"{palette.NAMES.get(judged, judged)} takes {span}",
+        title=f"{where}{palette.NAMES.get(judged, judged)} takes {span}",
         source=f"{info.source}; {_draws(info.draw)}; same routing; above 1 ours is faster; "
         f"whiskers: 95 % interval{far}",
         x="routed rows",

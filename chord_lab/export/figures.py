@@ -86,7 +86,7 @@ def draw_crossover(info: CrossoverInfo, turn: TurnInfo | None = None) -> go.Figu
         )  # fmt: skip
     shapes = [_upright(DEFAULT_THRESHOLD, look.GREY, "dot")]
     if turn is not None:
-        top = min(turn.best_high, 2 * x[-1])
+        top = turn.best_high if math.isfinite(turn.best_high) else max(2 * x[-1], 1.1 * DEFAULT_THRESHOLD)
         band = {
             "type": "rect",
             "yref": "paper",
@@ -137,8 +137,18 @@ def log_axis(values: Sequence[float | None]) -> dict[str, Any]:
     if not known:
         return {"type": "log"}
     low, high = math.floor(math.log10(min(known))), math.ceil(math.log10(max(known)))
-    ticks = [m * 10.0**d for d in range(low, high + 1) for m in (1, 2, 5)]
+    marks = [m * 10.0**d for d in range(low, high + 1) for m in (1, 2, 5)]
+    ticks = sorted({*marks, *_between(min(known), max(known))})
     return {"type": "log", "tickvals": ticks, "ticktext": [f"{t:g}" for t in ticks]}
+
+
+def _between(low: float, high: float) -> list[float]:
+    """Round numbers for values of less than a decade, of which 1, 2, 5 would label one or none."""
+    if not low < high < 10 * low:
+        return []
+    scale = 10.0 ** math.floor(math.log10((high - low) / 5))
+    step = next(m * scale for m in (1, 2, 5, 10) if (high - low) / (m * scale) <= 5)
+    return [round(k * step, 10) for k in range(max(1, math.floor(low / step)), math.ceil(high / step) + 1)]
 
 
 def _upright(x: float, colour: str, dash: str) -> dict[str, Any]:
@@ -222,7 +232,8 @@ def roofline_points(info: RooflineInfo) -> go.Figure:
                 x=[info.intensity[i] for i in rows], y=[info.tflops[i] for i in rows], mode="markers",
                 name=f"{palette.NAMES.get(name, name)}, {projection}",
                 marker={
-                    "color": palette.of(palette.IMPLEMENTATION, name), "size": 9,
+                    # A ring around its best tile, which often is the same record.
+                    "color": palette.of(palette.IMPLEMENTATION, name), "size": 13 if name == "humming" else 9,
                     "symbol": "circle" if projection == "gate_up" else "diamond-open",
                 },
                 hovertext=[_roofline_hover(info, i) for i in rows], hoverinfo="text",
@@ -292,10 +303,16 @@ def draw_slicing(info: SlicingInfo) -> go.Figure:
     return look.layout(
         figure,
         title=slicing_finding(info),
-        source=f"{info.source}; schedules that differ in nothing else; whiskers: quartiles of repeats",
+        source=f"{info.source}; {_shared_knobs(info)}; whiskers: quartiles of repeats",
         x="tokens per expert",
         y="time, us",
     )
+
+
+def _shared_knobs(info: SlicingInfo) -> str:
+    """The schedule that the slicings have in common: another one may be faster, and rank them otherwise."""
+    shared = list(dict.fromkeys(info.schedule))
+    return f"all {shared[0]}" if len(shared) == 1 else "other knobs equal at each point, hover names them"
 
 
 def slicing_finding(info: SlicingInfo) -> str:
@@ -333,7 +350,8 @@ def draw_waves(info: WavesInfo) -> go.Figure:
     worst = max(range(len(info.label)), key=lambda i: info.idle_share[i])
     return look.layout(
         figure,
-        title=f"The last wave idles up to {info.idle_share[worst]:.0%} of the slots ({info.num_tiles[worst]} tiles)",
+        title=f"Up to {info.idle_share[worst]:.0%} of the slot-time is idle in the last wave "
+        f"({info.num_tiles[worst]:,} tiles in {info.waves[worst]:.2f} waves)",
         source=f"{info.source}; {info.num_sms} SMs; if all tiles took equally long",
         x="waves (tiles / slots)",
         y="idle slot-time, %",
@@ -358,7 +376,9 @@ def draw_layers(info: LayersInfo) -> go.Figure:
     empty = f"; {info.num_empty} layers without rows" if info.num_empty else ""
     return look.layout(
         figure,
-        title="No layer has a routed row" if middle is None else f"Median balancedness of the layers is {middle:.2f}",
+        title="No layer has a routed row"
+        if not middle
+        else f"In the median layer the busiest expert has {1 / middle:.1f} times the mean (balancedness {middle:.2f})",
         source=f"{info.source}; {info.definition}{empty}{thinned}",
         x="expert",
         y="layer",

@@ -1,7 +1,7 @@
 import pytest
 
 from chord_lab import analysis
-from chord_lab.export import comparison_figures, figures, look, palette
+from chord_lab.export import comparison_figures, figures, look, palette, panel_figures
 from chord_lab.records import to_frame, to_table
 from chord_lab.sweeps.winners import winners
 
@@ -73,6 +73,22 @@ def test_crossover_lines_are_relative_to_the_best(crossover):
     assert lowest == [0] * len(lowest)
 
 
+def test_the_regret_of_a_threshold_changes_at_measured_points(crossover):
+    turn, at = analysis.turn_info(crossover), analysis.threshold_info(crossover, 80.0)
+    line = panel_figures.draw_turn(turn, at).data[0]
+    assert line.line.shape == "hv"
+    assert list(line.x[1:-1]) == crossover.tokens_per_expert
+    for threshold, regret in zip(turn.threshold, turn.mean_regret, strict=True):
+        before = max(i for i, edge in enumerate(line.x) if edge < threshold)
+        assert line.y[before] == pytest.approx(100 * regret)
+
+
+def test_a_band_without_an_end_covers_the_default_threshold(crossover):
+    turn = analysis.turn_info(crossover)._replace(best_low=10.0, best_high=float("inf"), default_is_best=True)
+    band = next(s for s in figures.draw_crossover(crossover, turn).layout.shapes if s.type == "rect")
+    assert band.x0 <= turn.default_threshold <= band.x1
+
+
 def test_layer_bars_are_ratios(made_frame):
     info = analysis.layer_info(made_frame)
     (bar,) = comparison_figures.draw_layer(info).data
@@ -135,7 +151,12 @@ def test_colours_are_told_apart_by_meaning():
 
 @pytest.mark.parametrize(
     ("values", "ticks"),
-    [([12, 180], ["10", "20", "50", "100", "200", "500", "1000", "2000", "5000"]), ([None, 0], None)],
+    [
+        ([12, 180], ["10", "20", "50", "100", "200", "500", "1000", "2000", "5000"]),
+        ([186, 231], ["100", "180", "190", "200", "210", "220", "230", "240", "500", "1000", "2000", "5000"]),
+        ([7, 7], ["1", "2", "5", "10", "20", "50"]),
+        ([None, 0], None),
+    ],
 )
 def test_log_axes_have_whole_labels(values, ticks):
     axis = figures.log_axis(values)
