@@ -36,6 +36,13 @@ class Selection(traitlets.HasTraits):
     schedule = traitlets.Instance(Schedule, allow_none=True, help="the schedule at hand; None: the fastest known")
     rival = traitlets.Instance(Schedule, allow_none=True, help="what it is compared with; None: the default")
 
+    def __init__(self, **values: Any):
+        super().__init__(**values)
+        # A scenario brings a point of its own when it is changed; here what was asked for stays.
+        for name in ("num_tokens", "draw", "schedule", "rival"):
+            if name in values:
+                setattr(self, name, values[name])
+
     @property
     def layer(self) -> Scenario:
         """The scenario as data."""
