@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import pathlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -86,6 +87,9 @@ class ExportPanel(Panel):
     def tables(self) -> list[KernelTables]:
         """One set of points for each device and profile of the selected scenario.
 
+        Scenarios that share a profile share its tables (decode and prefill ask for one problem), so all that were
+        recorded under it are exported together: from one alone, its rows would be stretched over the other's.
+
         Raises:
             UserError: nothing measured there, or predicted times alone.
         """
@@ -93,10 +97,16 @@ class ExportPanel(Panel):
         draws = known.draws(chosen.scenario)
         draw = chosen.draw if chosen.draw in draws else None
         key = ("collected", chosen.scenario, draw)
-        found = known.once(key, lambda: collect(known.table, scenario=chosen.scenario, draw=draw))
-        if any("predicted" in t.provenance["records"]["source"] for t in found.tables):
+        found: list[KernelTables] = known.once(key, lambda: self._collected(draw))
+        if any("predicted" in t.provenance["records"]["source"] for t in found):
             raise UserError("predicted times are not exported: measure or replay first")
-        return list(found.tables)
+        return found
+
+    def _collected(self, draw: str | None) -> list[KernelTables]:
+        known, scenario = self.measurements, self.selection.scenario
+        mine = collect(known.table, scenario=scenario, draw=draw)
+        profiles = dict.fromkeys(w.profile for w in mine.winners)
+        return [tables for name in profiles for tables in collect(known.table, profile=name, draw=draw).tables]
 
     def path_of(self, tables: KernelTables) -> pathlib.Path:
         """Where Export would write."""
@@ -113,10 +123,14 @@ class ExportPanel(Panel):
     def _preview_of(self, tables: KernelTables) -> str:
         file, kept, shipped = self.planned(tables)
         changed = differences(shipped, file)
-        wins = sum(point.verdict == "win" for point in tables.points)
+        count = Counter(point.verdict for point in tables.points)
+        scenarios = ", ".join(tables.provenance["tuned_for"]["scenarios"])
+        left = len(kept.ties) + len(kept.unsupported)
+        where_left = f"; {left} without a win keep the other schedule that the package runs there" if left else ""
         lines = [
-            f"<p><b>{html.escape(str(self.path_of(tables)))}</b>: {len(tables.points)} measured points, {wins} wins; "
-            f"{len(kept.ties)} ties and {len(kept.unsupported)} rows without a result leave what the package runs.</p>"
+            f"<p><b>{html.escape(str(self.path_of(tables)))}</b>: {len(tables.points)} measured points of "
+            f"{html.escape(scenarios)}: {count['win']} wins, {count['tie']} ties, {count['none']} without a result"
+            f"{where_left}.</p>"
         ]
         if not changed:
             lines.append("<p>Nothing changes against the table in the package.</p>")

@@ -189,11 +189,11 @@ def test_other_kernel_moves_knobs_into_its_space():
 
 def test_layout_picture_is_the_packer_s_own():
     panel = LayoutExplorer("fragment64")
-    assert "32 weights from 2 rows and 16 columns" in title(panel.figure)
+    assert "32 weights of 2 output columns (n) and 16 reduction elements (k)" in title(panel.figure)
     panel.load.value = 127
     assert ">55, " in panel.bits.value or ">63, " in panel.bits.value
     panel.layout_name.value = "rows"
-    assert "from 1 rows" in title(panel.figure)
+    assert "of 1 output columns" in title(panel.figure)
 
 
 # ---- export
@@ -211,6 +211,13 @@ def test_export_panel_writes_what_it_previewed(data, tmp_path):
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+def test_export_covers_every_scenario_of_a_profile(data, tmp_path):
+    panel = ExportPanel(Selection(scenario="kimi-k2/tp8/decode"), data, tmp_path)
+    [tables] = [t for t in panel.tables() if t.profile == "h200_tp8"]
+    assert tables.provenance["tuned_for"]["scenarios"] == ["kimi-k2/tp8/decode", "kimi-k2/tp8/prefill"]
+    assert max(p.routed_m for p in tables.points) > 10_000  # decode's last row must not reach over prefill
+
+
 def test_export_to_an_impossible_folder_is_one_line(data, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
@@ -218,6 +225,15 @@ def test_export_to_an_impossible_folder_is_one_line(data, tmp_path):
     panel.export.click()
     assert "alert" in panel.result.value
     assert "Traceback" not in panel.result.value
+
+
+def test_a_selection_keeps_what_it_was_made_with():
+    schedule = Schedule(kernel="mma_sync", block_m=16, block_n=256, block_k=128, num_warps=4, num_stages=2)
+    look = Selection(scenario=DECODE, num_tokens=44, draw="balanced", schedule=schedule)
+    assert (look.num_tokens, look.draw, look.schedule) == (44, "balanced", schedule)
+    look.scenario = PREFILL
+    assert look.schedule is None
+    assert look.num_tokens in [point.num_tokens for point in look.layer.points]
 
 
 def _points_and_table():
