@@ -21,14 +21,7 @@ ROWS: tuple[tuple[str, Callable[[ScheduleFacts], str]], ...] = (
     ("time", lambda f: _number(f.time_us, "{:.1f} us")),
     ("quartiles of the repeats", lambda f: UNKNOWN if f.low_us is None else f"{f.low_us:.1f} to {f.high_us:.1f} us"),
     ("source", lambda f: html.escape(f.source)),
-    (
-        "floor",
-        lambda f: (
-            _number(f.floor_us, "{:.1f} us")
-            + f", {f.bound} bound"
-            + _number(f.share_of_floor, ": {:.0%} of the time", "")
-        ),
-    ),
+    ("floor", lambda f: f"{_number(f.floor_us, '{:.1f} us')}, {f.bound} bound" + _share(f.share_of_floor)),
     ("bandwidth", lambda f: _number(f.bandwidth_gbps, "{:,.0f} GB/s")),
     ("matmul rate of real rows", lambda f: _number(f.tflops, "{:.0f} TFLOPS")),
     ("blocks; padding", lambda f: f"{f.num_m_blocks:,}; {f.padding_share:.0%} of padded rows are empty"),
@@ -37,8 +30,12 @@ ROWS: tuple[tuple[str, Callable[[ScheduleFacts], str]], ...] = (
 )
 
 
-def _number(value: float | None, form: str, unknown: str = UNKNOWN) -> str:
-    return unknown if value is None else form.format(value)
+def _number(value: float | None, form: str) -> str:
+    return UNKNOWN if value is None else form.format(value)
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f": {value:.0%} of the time"
 
 
 def render(facts: Sequence[ScheduleFacts], versus: RivalInfo | None, compiled: Sequence[Any], device: Device) -> str:
