@@ -26,7 +26,9 @@ def check_load(answer: Any) -> Verdict:
     if not is_near(answer["busiest_rows"], busiest):
         problems.append("busiest_rows: the height of the tallest bar, in routed rows")
     if not is_near(answer["busiest_over_mean"], busiest / mean, absolute=0.02):
-        problems.append("busiest_over_mean: rows of the busiest expert over the mean; 1 would be perfect balance")
+        problems.append(
+            "busiest_over_mean: rows of the busiest expert over the mean, to two decimals; 1 would be perfect balance"
+        )
     return judge(
         problems,
         f"the busiest expert has {busiest / mean:.2f} times the mean: a tile sized for the mean is too small for it",
@@ -51,7 +53,9 @@ def check_block(answer: Any) -> Verdict:
     if not is_near(answer["num_m_blocks"], truth.num_m_blocks):
         problems.append("num_m_blocks: with one block for each expert that has rows, count those experts")
     if not is_near(answer["padding_share"], truth.padding_share, absolute=0.005):
-        problems.append("padding_share: the share of all padded rows (blocks times block_m) that hold no routed row")
+        problems.append(
+            "padding_share: the share of all padded rows (blocks times block_m) that hold no routed row (0.25 for 25 %)"
+        )
     return judge(
         problems,
         f"one pass over the weights costs {truth.padding_share:.0%} padding here: with skew, one block_m cannot suit "

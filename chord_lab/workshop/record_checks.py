@@ -70,7 +70,7 @@ def slicing(measurements: Measurements) -> analysis.SlicingInfo:
 
 
 FILL_SCHEDULE = Schedule(
-    kernel="wgmma", block_m=64, block_n=256, block_k=64, num_warps=8, num_stages=4, swap_ab=True, persistent=True
+    kernel="wgmma", block_m=64, block_n=256, block_k=64, num_warps=8, num_stages=6, swap_ab=True, persistent=True
 )
 
 
@@ -86,7 +86,10 @@ def check_fill(answer: Any) -> Verdict:
     if not is_near(answer["waves"], truth.waves, absolute=0.02):
         problems.append("waves: tiles over the tiles that run at once, SMs times CTAs per SM; keep the fraction")
     if not is_near(answer["idle_share"], truth.idle_share, absolute=0.005):
-        problems.append("idle_share: 1 - waves / (waves rounded up): slots that have nothing to do in the last wave")
+        problems.append(
+            "idle_share: slots without a tile in the last wave, over the slots of all waves, the last one whole "
+            "(0.25 for 25 %)"
+        )
     return judge(
         problems,
         f"{truth.waves:.2f} waves take the time of {math.ceil(truth.waves)}; stream-K would cut the work evenly",
@@ -123,7 +126,7 @@ def check_table(answer: Any, measurements: Measurements) -> Verdict:
             present += weight * times[present_schedule(measurements, routed_m)]
     if problems:
         return judge(problems, "")
-    gain = present / ours - 1
+    gain = 1 - ours / present
     if gain <= 0:
         problems.append(f"weighted time {ours:.1f} us against {present:.1f} us of what you have: not faster")
     return judge(problems, f"{gain:.1%} less time than what you have, on this traffic")
