@@ -122,10 +122,11 @@ def _turn_sentence(info: CrossoverInfo, turn: TurnInfo | None) -> str:
     cost = turn.default_regret - turn.best_regret
     usual = f"{turn.default_threshold:g}"
     verdict = f"{usual} is among the best" if turn.default_is_best else f"{usual} costs {cost:.1%} more"
-    return f"least time with a threshold {_span(turn.best_low, turn.best_high)} tokens per expert; {verdict}"
+    return f"least time with a threshold {span(turn.best_low, turn.best_high)} tokens per expert; {verdict}"
 
 
-def _span(low: float, high: float) -> str:
+def span(low: float, high: float) -> str:
+    """An interval of thresholds in words."""
     if math.isinf(high):
         return f"above {low:.3g}" if low else "of any number of"
     return f"between {low:.3g} and {high:.3g}" if low else f"up to {high:.3g}"
@@ -246,13 +247,21 @@ def roofline_axes(info: RooflineInfo) -> dict[str, Any]:
     """Axes and the source line of a roofline, for `look.layout`."""
     return {
         "source": "; ".join(
-            (info.source, "bytes that must move and FLOPs of real rows only", *_far_below(info).values())
+            (info.source, "bytes that must move and FLOPs of real rows only", *_above(info), *_far_below(info).values())
         ),
         "x": "FLOPs per byte that must move",
         "y": "TFLOPS of real rows",
         "xaxis": log_axis(info.intensity),
         "yaxis": log_axis(info.tflops),
     }
+
+
+def _above(info: RooflineInfo) -> list[str]:
+    """Words for points above the matmul ceiling: they are no error, and no reader should have to guess."""
+    over = any(
+        s is not None and s > 1.005 and b == "compute" for s, b in zip(info.share_of_floor, info.bound, strict=True)
+    )
+    return ["the flat ceiling is the rate of one large bf16 matmul, which shorter launches may exceed"] if over else []
 
 
 def _far_below(info: RooflineInfo) -> dict[str, str]:

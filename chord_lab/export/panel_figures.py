@@ -12,7 +12,7 @@ from chord_lab.analysis.load import GpuLoadInfo, LoadInfo, PaddingInfo
 from chord_lab.analysis.point import PointInfo, ScheduleFacts
 from chord_lab.analysis.roofline import RooflineInfo
 from chord_lab.export import look
-from chord_lab.export.figures import roofline_axes, roofline_points
+from chord_lab.export.figures import roofline_axes, roofline_points, span
 
 
 def draw_load(info: LoadInfo, *, block_m: int, by_load: bool = False) -> go.Figure:
@@ -185,11 +185,10 @@ def draw_turn(info: TurnInfo, at: ThresholdInfo) -> go.Figure:
             line={"shape": "hv", "color": look.BLUE},
         )
     )  # fmt: skip
-    upper = "and above" if info.best_high == float("inf") else f"to {info.best_high:.0f}"
     good = "is among the best" if info.default_is_best else f"costs {info.default_regret - info.best_regret:.1%} more"
     return look.layout(
         figure,
-        title=f"Least regret from {info.best_low:.0f} {upper} tokens per expert; "
+        title=f"Least regret with a threshold {span(info.best_low, info.best_high)} tokens per expert; "
         f"the default of {info.default_threshold:g} {good}",
         source=f"{info.source}; green: thresholds that the noise cannot tell from the best",
         x="threshold, tokens per expert",
@@ -255,14 +254,21 @@ def _whiskers(facts: ScheduleFacts) -> dict[str, Any]:
 def _point_title(ours: ScheduleFacts, rival: ScheduleFacts) -> str:
     if ours.time_us is None:
         return "No time is known for the schedule at hand"
-    kind = "predicted" if ours.source.startswith("predicted") else "recorded"
-    text = f"{ours.time_us:.1f} us {kind}"
-    if rival.time_us:
+    text = f"{ours.time_us:.1f} us {'predicted' if _is_predicted(ours) else 'recorded'}"
+    if rival.time_us and rival.schedule != ours.schedule:
         text += f", {rival.time_us / ours.time_us:.2f} times as fast as the one compared with"
     if ours.share_of_floor:
         over = 1 / ours.share_of_floor - 1
-        text += f"; {abs(over):.0%} {'above' if over >= 0 else 'below'} the floor"
+        text += (
+            f"; {abs(over):.0%} {'above' if over >= 0 else 'below'} the floor"
+            if abs(over) >= 0.005
+            else "; at the floor"
+        )
     return text
+
+
+def _is_predicted(facts: ScheduleFacts) -> bool:
+    return facts.source.startswith("predicted")
 
 
 def draw_roofline_of(info: RooflineInfo | None, *, ours: ScheduleFacts) -> go.Figure:
@@ -276,6 +282,11 @@ def draw_roofline_of(info: RooflineInfo | None, *, ours: ScheduleFacts) -> go.Fi
             )
         )  # fmt: skip
     share = "an unknown share" if ours.share_of_floor is None else f"{ours.share_of_floor:.0%}"
-    title = f"This point is {ours.bound} bound; the schedule at hand reaches {share} of the measured ceiling"
-    unknown = {"source": "no ceilings were measured", "x": "FLOPs per byte that must move", "y": "TFLOPS of real rows"}
+    how = "should by prediction reach" if _is_predicted(ours) else "reaches"
+    title = f"This point is {ours.bound} bound; the schedule at hand {how} {share} of the measured ceiling"
+    unknown = {
+        "source": "nothing was timed in this scenario; the ceiling is that of the other records",
+        "x": "FLOPs per byte that must move",
+        "y": "TFLOPS of real rows",
+    }
     return look.layout(figure, title=title, **(roofline_axes(info) if info else unknown), height=360)

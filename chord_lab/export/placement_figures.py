@@ -24,15 +24,15 @@ def draw_timeline(info: TimelineInfo, raster: RasterInfo) -> go.Figure:
             colorscale=bands, showscale=False, hovertemplate="slot %{y}, %{x:.1f} us: expert %{z}<extra></extra>",
         )
     )  # fmt: skip
-    shapes = []
+    shapes, dashed = [], ""
     if info.recorded_us is not None:
-        shapes.append(upright(info.recorded_us, look.VERMILION, "dash"))
+        shapes, dashed = [upright(info.recorded_us, look.VERMILION, "dash")], "; dashed: recorded time"
     thinned = "" if len(raster.slot) == raster.num_slots else f"; {len(raster.slot)} of {raster.num_slots} slots shown"
     checked = "not recorded" if info.error is None else f"recorded {info.recorded_us:.1f} us, error {info.error:+.0%}"
     return look.layout(
         figure,
         title=f"Simulated {info.simulated_us:.1f} us ({checked}); slots are busy {info.busy_share:.0%} of the time",
-        source=f"{info.source}; one colour per expert, neighbours differ; dashed: recorded time{thinned}",
+        source=f"{info.source}; one colour per expert, neighbours differ{dashed}{thinned}",
         x="time, us",
         y="slot (SM x CTA)",
         height=420,

@@ -7,6 +7,7 @@ from typing import Any
 from chord_lab import analysis
 from chord_lab.errors import UserError
 from chord_lab.export import panel_figures as figures
+from chord_lab.export.figures import span
 from chord_lab.widgets import controls
 from chord_lab.widgets.live_figure import LiveFigure
 from chord_lab.widgets.measurements import Measurements
@@ -71,11 +72,11 @@ class ThresholdExplorer(Panel):
         """What the threshold does, in words."""
         changed = sum(judged.changed)
         cost = f"{judged.against_default:+.1%} time against the default of {judged.default_threshold:g}"
-        top = "and above" if turn.best_high == float("inf") else f"to {turn.best_high:.0f}"
         return (
             f"Threshold {judged.threshold:g}: {changed} of {len(judged.changed)} rows choose another block_m ({cost}); "
             f"mean regret {judged.mean_regret:.1%}, worst {judged.worst_regret:.1%}. "
-            f"Least regret, {turn.best_regret:.1%}, from {turn.best_low:.0f} {top} tokens per expert. {judged.source}"
+            f"Least regret, {turn.best_regret:.1%}, with a threshold {span(turn.best_low, turn.best_high)} tokens per "
+            f"expert. {judged.source}"
         )
 
     def _set_threshold(self, change: Any) -> None:

@@ -227,6 +227,27 @@ def test_export_to_an_impossible_folder_is_one_line(data, tmp_path):
     assert "Traceback" not in panel.result.value
 
 
+def test_a_panel_that_cannot_draw_says_why_and_lets_choose_again(data):
+    look = Selection(scenario="deepseek-v3/ep8/prefill")
+    panel = ThresholdExplorer(look, data)
+    assert "measured: none" in panel.message.value
+    assert "shown before" not in panel.message.value
+    assert panel.message in panel.children
+    assert panel.point in panel.children
+    look.scenario = PREFILL
+    assert not panel.message.value
+    assert panel.times.widget in panel.children
+    look.scenario = "deepseek-v3/ep8/prefill"
+    assert "shown before" in panel.message.value
+
+
+def test_predictions_are_called_predictions(data):
+    panel = ScheduleExplorer(Selection(scenario="deepseek-v3/ep8/prefill"), data)
+    assert "us predicted" in title(panel.ranking)
+    assert "as fast as" not in title(panel.ranking)  # both are the default
+    assert "should by prediction reach" in title(panel.roof)
+
+
 def test_a_selection_keeps_what_it_was_made_with():
     schedule = Schedule(kernel="mma_sync", block_m=16, block_n=256, block_k=128, num_warps=4, num_stages=2)
     look = Selection(scenario=DECODE, num_tokens=44, draw="balanced", schedule=schedule)
