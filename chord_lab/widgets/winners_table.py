@@ -42,6 +42,8 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _interval(w: Winner) -> str:
-    if w.ratio_low is None or w.ratio_high is None:
+    if w.ratio_high is None:
         return "too few repeats"
+    if w.ratio_low is None:  # of a mix of draws the least gain alone is known
+        return f"at least {1 - w.ratio_high:+.1%}"
     return f"{1 - w.ratio_high:+.1%} to {1 - w.ratio_low:+.1%}"
