@@ -11,6 +11,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from w4a16_moe.devices import DEVICES, Device
+from w4a16_moe.legality import Illegality, why_illegal
+from w4a16_moe.profiles import get_profile
 from w4a16_moe.resolve import resolve_schedule
 from w4a16_moe.schedule import Schedule
 
@@ -157,12 +159,16 @@ class Measurements:
             return chosen.schedule
         return next(iter(self.schedules_at(chosen)), None) or self.default_at(chosen)
 
+    def broken(self, chosen: Selection, schedule: Schedule) -> Illegality | None:
+        """The rule that a schedule breaks at the chosen point; None where it may run."""
+        return why_illegal(schedule, chosen.problem, get_profile(self.profile_of(chosen.scenario)), self.device)
+
     def predict(self, chosen: Selection, schedule: Schedule) -> float | None:
-        """Microseconds that the cost model expects of a schedule that was not timed; None where nothing is launched.
+        """Microseconds that the cost model expects of a schedule that was not timed; None where nothing may run.
 
         With too few records to fit, the tile simulation answers.
         """
-        if not chosen.routed_m:
+        if not chosen.routed_m or self.broken(chosen, schedule):
             return None
         if self.model is None:
             return analysis.timeline_info(chosen.problem, schedule, chosen.tok_e(), self.card).simulated_us

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import ipywidgets
-from w4a16_moe.legality import why_illegal
-from w4a16_moe.profiles import get_profile
 from w4a16_moe.schedule import Schedule
 
 from chord_lab import analysis
@@ -103,15 +101,20 @@ class ScheduleExplorer(Panel):
             known.card,
             row=row,
             predicted_us=predicted,
-            source=known.source(known.at(chosen)) if row is not None else "predicted by the cost model",
+            source=self._source(row is not None, predicted),
         )
+
+    def _source(self, recorded: bool, predicted: float | None) -> str:
+        if recorded:
+            return self.measurements.source(self.measurements.at(self.selection))
+        return "no time: it may not run" if predicted is None else "predicted by the cost model"
 
     def why_illegal(self, schedule: Schedule) -> str:
         """One line: the rule that the schedule breaks, or that it may run."""
-        profile = get_profile(self.measurements.profile_of(self.selection.scenario))
-        broken = why_illegal(schedule, self.selection.problem, profile, self.measurements.device)
+        broken = self.measurements.broken(self.selection, schedule)
         if broken is None:
-            return f"{facts_table.OK} may run under profile {profile.name} on {self.measurements.device.slug}"
+            profile = self.measurements.profile_of(self.selection.scenario)
+            return f"{facts_table.OK} may run under profile {profile} on {self.measurements.device.slug}"
         return f"{facts_table.BAD} <b>{broken.rule}</b>: {broken.reason}"
 
     def compiled_facts(self, schedule: Schedule) -> Any:

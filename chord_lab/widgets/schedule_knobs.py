@@ -85,13 +85,14 @@ class ScheduleKnobs(ipywidgets.VBox):
 
 
 def values_on_offer(schedule: Schedule, profile: str) -> dict[str, list[Any]]:
-    """Knob -> the space's values for this schedule's kernel, and the value that it has."""
-    [grid] = space.grids(schedule.kernel, "full")
+    """Knob -> the values of every space for this schedule's kernel, and the value that it has."""
+    grids = [grid for name in space.SPACES for grid in space.grids(schedule.kernel, name)]
     offers: dict[str, list[Any]] = {"kernel": list(get_profile(profile).kernels)}
     for field in fields(Schedule):
         value = getattr(schedule, field.name)
-        known = offers.get(field.name, list(grid.get(field.name, ())))
-        offers[field.name] = known if value in known else sorted({*known, value})
+        known = offers.get(field.name) or list(dict.fromkeys(v for grid in grids for v in grid.get(field.name, ())))
+        known = known if value in known else [*known, value]
+        offers[field.name] = known if isinstance(value, str) else sorted(known)
     return offers
 
 

@@ -64,19 +64,19 @@ class TimelineExplorer(Panel):
             self.stream_k.value = schedule.stream_k
         finally:
             self._busy = False
-        self.summary.value = describe(info, known)
+        broken = known.broken(chosen, schedule)
+        self.summary.value = describe(info, known) + (f" It may not run: {broken.reason}." if broken else "")
 
     def _turned(self, _change: Any) -> None:
         if self._busy:
             return
         schedule = self.measurements.schedule_or_best(self.selection)
-        self.selection.schedule = replace(
-            schedule,
-            block_m=self.block_m.value,
-            ctas_per_sm=self.ctas.value,
-            stream_k=self.stream_k.value,
-            persistent=schedule.persistent or self.stream_k.value or self.ctas.value > 1,
+        turned = replace(
+            schedule, block_m=self.block_m.value, ctas_per_sm=self.ctas.value, stream_k=self.stream_k.value
         )
+        # Which grids are persistent is the kernel's own rule: the other kind is taken where this one may not run.
+        kinds = [turned, replace(turned, persistent=not turned.persistent)]
+        self.selection.schedule = next((s for s in kinds if not self.measurements.broken(self.selection, s)), turned)
 
 
 def describe(info: analysis.TimelineInfo, known: Measurements) -> str:
