@@ -55,7 +55,7 @@ def draw_block_m(info: CrossoverInfo) -> go.Figure:
         source=f"{info.source}; {info.scenario}, draw {info.draw}; star: fastest; whiskers: quartiles of repeats",
         x="block_m, rows",
         y="time, us",
-        yaxis=log_axis([t for row in info.time_us for t in row]),
+        yaxis=log_axis([t for row in info.time_us for t in row], alone=True),
         height=430,
         xaxis={"type": "category", "categoryorder": "array", "categoryarray": labels},
     )
@@ -132,14 +132,17 @@ def span(low: float, high: float) -> str:
     return f"between {low:.3g} and {high:.3g}" if low else f"up to {high:.3g}"
 
 
-def log_axis(values: Sequence[float | None]) -> dict[str, Any]:
-    """A log axis labelled 1, 2, 5, 10, ...: plotly's own labels drop the zeros of what lies between decades."""
+def log_axis(values: Sequence[float | None], *, alone: bool = False) -> dict[str, Any]:
+    """A log axis labelled 1, 2, 5, 10, ...: plotly's own labels drop the zeros of what lies between decades.
+
+    alone: the axis shows these values and nothing beyond, so that few of those labels may fall on it.
+    """
     known = [v for v in values if v is not None and v > 0]
     if not known:
         return {"type": "log"}
     low, high = math.floor(math.log10(min(known))), math.ceil(math.log10(max(known)))
     marks = [m * 10.0**d for d in range(low, high + 1) for m in (1, 2, 5)]
-    ticks = sorted({*marks, *_between(min(known), max(known))})
+    ticks = sorted({*marks, *(_between(min(known), max(known)) if alone else ())})
     return {"type": "log", "tickvals": ticks, "ticktext": [f"{t:g}" for t in ticks]}
 
 
@@ -364,7 +367,7 @@ def draw_waves(info: WavesInfo) -> go.Figure:
         source=f"{info.source}; {info.num_sms} SMs; if all tiles took equally long",
         x="waves (tiles / slots)",
         y="idle slot-time, %",
-        xaxis=log_axis(info.waves),
+        xaxis=log_axis(info.waves, alone=True),
     )
 
 
