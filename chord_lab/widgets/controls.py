@@ -63,17 +63,21 @@ def text(html: str = "") -> ipywidgets.HTML:
 
 
 def set_options(control: Any, options: Sequence[Any], value: Any) -> None:
-    """Change what a control offers. It passes through its first option: observers must be told to look away."""
-    if tuple(control.options) != tuple(options):
-        control.options = options
-    control.value = value
+    """Change what a control offers. It passes through its first option: observers must be told to look away.
+
+    The browser gets options and value at once: a slider that knew the new options with the old place would move to the
+    last of them, and send that back as a person's choice.
+    """
+    with control.hold_sync():
+        if tuple(control.options) != tuple(options):
+            control.options = options
+        control.value = value
 
 
 def offer(control: Any, value: Any) -> None:
     """Set a control's value, adding it to what is on offer if need be."""
-    if value not in control.options:
-        control.options = sorted({*control.options, value})
-    control.value = value
+    options = control.options if value in control.options else sorted({*control.options, value})
+    set_options(control, options, value)
 
 
 def row(*parts: ipywidgets.Widget) -> ipywidgets.HBox:

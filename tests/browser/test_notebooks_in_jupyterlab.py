@@ -97,6 +97,23 @@ def test_panels_follow_one_another(watch, lab_url):
     view.assert_clean()
 
 
+def test_another_scenario_keeps_the_token_count(watch, lab_url):
+    view = watch()
+    view.run_notebook(lab_url, "90_panels.ipynb")
+    page = view.page
+    tokens = slider(page, "Tokens")
+    tokens.wait_for(state="attached")
+    before = titles(page)
+    said = page.locator(".jp-OutputArea .widget-readout").first
+    assert said.inner_text() == "4,096"
+    # It has fewer token counts: the slider's place among the old ones is beyond the new end.
+    page.locator(".jp-OutputArea select").first.select_option(label="deepseek-v3/ep8/prefill (predicted)")
+    moved(page, before)
+    page.wait_for_timeout(2000)
+    assert said.inner_text() == "4,096"
+    view.assert_clean()
+
+
 def test_controls_are_named_and_reached_by_keyboard(watch, lab_url):
     view = watch()
     view.run_notebook(lab_url, "90_panels.ipynb")
