@@ -130,12 +130,51 @@ def test_other_problems_of_the_file_are_kept(tmp_path):
     )  # fmt: skip
     new = build(tables(point(100, tile(32))), existing=old)
     assert {t.problem for t in new.tables} == {PROBLEM, other}
-    assert new.table_for(PROBLEM).row_for(5).schedule == tile(32)
+    assert new.table_for(PROBLEM).row_for(65).schedule == tile(32)
     assert new.provenance["kept"]["tables"] == ["E=4 N=256 K=512"]
     assert [tuple(d) for d in differences(old, new)] == [
-        ("E=8 N=256 K=512", 0, None, tile(16).label(), tile(32).label())
+        ("E=8 N=256 K=512", 64, None, tile(16).label(), tile(32).label())
     ]
     assert differences(new, new) == []
+
+
+def spans(file):
+    """Each row as ``(min, max] block_m measured``, in one text."""
+    rows = file.table_for(PROBLEM).rows
+    return "; ".join(f"{r.min_m}-{r.max_m or ''} {r.schedule.block_m} {list(r.measured_m)}" for r in rows)
+
+
+@pytest.mark.parametrize(
+    ("new", "expected"),
+    [
+        (  # decode again: prefill's rows stay, and begin behind the last point tried
+            {8: 64, 64: 256},
+            "0-8 64 [8]; 8-64 256 [64]; 64-1024 64 [1024]; 1024- 128 [4096]",
+        ),
+        (  # prefill again: decode's rows end at their own measured points
+            {1024: 16, 4096: 256},
+            "0-8 16 [8]; 8-64 32 [64]; 64-1024 16 [1024]; 1024- 256 [4096]",
+        ),
+        (  # one point in the middle
+            {512: 256},
+            "0-8 16 [8]; 8-64 32 [64]; 64-512 256 [512]; 512-1024 64 [1024]; 1024- 128 [4096]",
+        ),
+        ({4: 16, 9000: 256}, "0-4 16 [4]; 4- 256 [9000]"),  # from below everything to above
+    ],
+)
+def test_an_export_speaks_for_the_range_that_it_tried(new, expected):
+    old = build(tables(point(8, tile(16)), point(64, tile(32)), point(1024, tile(64)), point(4096, tile(128))))
+    tried = tables(*(point(routed_m, tile(block_m)) for routed_m, block_m in new.items()))
+    file = build(tried, existing=old)
+    assert spans(file) == expected
+    assert len(file.provenance.get("kept", {"rows": []})["rows"]) == expected.count(";") + 1 - len(new)
+    assert build(tried, existing=file).tables == file.tables
+
+
+def test_a_tried_point_without_a_result_is_not_old_territory():
+    old = build(tables(point(8, tile(16)), point(1024, tile(64))))
+    file = build(tables(point(64, tile(32)), point(2048, None, verdict="none")), existing=old)
+    assert [row[:3] for row in bounds(file.table_for(PROBLEM).rows)] == [(0, 8, 16), (8, 64, 32), (64, None, 64)]
 
 
 def test_differences_are_ranges():

@@ -16,6 +16,7 @@ from w4a16_moe.schedule import Schedule
 from w4a16_moe.tables import ProblemTable, TuningFile, TuningRow, load
 
 from chord_lab.errors import UserError
+from chord_lab.export.tables.beside import beside
 from chord_lab.export.tables.points import TablePoint, table_rows
 
 
@@ -35,7 +36,7 @@ def package_path(device: str, profile: str, root: Path | None = None) -> Path:
 
 
 def build(tables: KernelTables, *, merge: bool = False, existing: TuningFile | None = None) -> TuningFile:
-    """The tuning file; tables of `existing` for other problems are kept.
+    """The tuning file. Of `existing`, tables of other problems are kept, and rows beyond what was tried (`beside`).
 
     Raises:
         UserError: no point, a schedule that is illegal there, or one of another profile's kernels.
@@ -45,17 +46,21 @@ def build(tables: KernelTables, *, merge: bool = False, existing: TuningFile | N
     by_problem: dict[MoeProblem, list[TablePoint]] = {}
     for point in tables.points:
         by_problem.setdefault(point.problem, []).append(point)
-    made = []
+    made, old_rows = [], []
     for problem, points in by_problem.items():
         rows = table_rows([_with_default(p, tables) for p in points], merge=merge)
         for row in rows:
             _require_legal(row.schedule, problem, tables)
-        made.append(ProblemTable(problem=problem, rows=rows))
+        before = next((t.rows for t in existing.tables if t.problem == problem), ()) if existing else ()
+        joined = beside(before, rows, [p.routed_m for p in points])
+        old_rows += [f"{_shape(problem)} ({r.min_m}, {r.max_m or 'open'}]" for r in joined.kept]
+        made.append(ProblemTable(problem=problem, rows=joined.rows))
     kept = [t for t in existing.tables if t.problem not in by_problem] if existing else []
     made.sort(key=lambda t: (t.problem.num_experts, -t.problem.N * t.problem.K, t.problem.top_k))
     provenance = dict(tables.provenance)
-    if kept and existing:
-        provenance["kept"] = {"tables": [_shape(t.problem) for t in kept], "provenance": existing.provenance}
+    if (kept or old_rows) and existing:
+        shapes = [_shape(t.problem) for t in kept]
+        provenance["kept"] = {"tables": shapes, "rows": old_rows, "provenance": existing.provenance}
     return TuningFile(
         device=tables.device, profile=get_profile(tables.profile), tables=(*made, *kept), provenance=provenance
     )
