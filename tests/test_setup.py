@@ -113,6 +113,7 @@ def test_workshop_copies_are_never_overwritten(tmp_path):
 
     source = ROOT / "notebooks" / "workshop"
     assert copy_workshop(source, tmp_path) >= 13
+    assert not (tmp_path / "INSTRUCTOR.md").exists()  # it holds the expected answers
     mine = tmp_path / "1_read_a_load.ipynb"
     mine.write_text("my work")
     assert copy_workshop(source, tmp_path) == 0

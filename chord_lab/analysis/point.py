@@ -21,7 +21,6 @@ from chord_lab.analysis.selection import (
 from chord_lab.analysis.tiles import slices_of, waves_of
 from chord_lab.analysis.timeline import Card
 from chord_lab.errors import UserError
-from chord_lab.records.statistics import as_read
 from chord_lab.routing import padding
 
 if TYPE_CHECKING:
@@ -116,14 +115,16 @@ def schedule_facts(
     predicted_us: float | None = None,
     source: str = "",
 ) -> ScheduleFacts:
-    """Everything of a schedule at a point: from its record's `row` where there is one, else around `predicted_us`."""
+    """Everything of a schedule at a point: from its record's `row` where there is one, else around `predicted_us`.
+
+    ``problem`` as the profile's kernels read it (`records.statistics.as_read`).
+    """
     counts = np.asarray(tok_e, dtype=np.int64)
     routed_m, active = int(counts.sum()), int((counts > 0).sum())
     pad = padding(counts, schedule.block_m)
     waves = waves_of(problem, schedule, counts, card.num_sms)
     filled, slices = slices_of(counts, schedule.block_m)
-    read = as_read(problem, str((row or {}).get("profile", "")))
-    num_bytes, flops = read.num_bytes(routed_m, active), problem.flops(routed_m)
+    num_bytes, flops = problem.num_bytes(routed_m, active), problem.flops(routed_m)
     memory_us, compute_us = num_bytes / card.copy_gbps / 1e3, flops / card.dense_tflops / 1e6
     floor = max(memory_us, compute_us)
     time = float(row["time_us"]) if row is not None else predicted_us

@@ -23,6 +23,7 @@ from chord_lab.analysis.selection import (
     spread_us,
 )
 from chord_lab.errors import UserError
+from chord_lab.records.statistics import as_read
 from chord_lab.routing import num_blocks
 
 if TYPE_CHECKING:
@@ -119,8 +120,9 @@ def waves_info(
 
 
 def problem_of_row(row: dict) -> MoeProblem:
-    """The problem of one row of a frame."""
-    return MoeProblem(**{name: int(row[name]) for name in ("num_experts", "N", "K", "group_size", "top_k")})
+    """The problem of one row of a frame, as the row's profile reads it."""
+    problem = MoeProblem(**{name: int(row[name]) for name in ("num_experts", "N", "K", "group_size", "top_k")})
+    return as_read(problem, str(row.get("profile", "")))
 
 
 class SlicingInfo(NamedTuple):

@@ -17,6 +17,7 @@ from chord_lab.errors import UserError
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 PANELS = "90_panels.ipynb"
+FOR_TEACHERS = "INSTRUCTOR.md"  # holds the expected answers
 # Settings that a user's own ones override (no question about news, for which JupyterLab would ask another machine) and
 # a Voila page that fetches nothing.
 JUPYTER_SETTINGS = pathlib.Path(__file__).with_name("jupyter")
@@ -42,7 +43,7 @@ def lab(
         command = voila_command(notebooks / PANELS, port, browser=browser)
     elif workshop:
         copied = copy_workshop(notebooks / "workshop", folder)
-        notes.print(f"{copied} notebooks copied to {folder}; earlier copies were kept", highlight=False)
+        notes.print(f"{copied} files copied to {folder}; earlier copies were kept", highlight=False)
         command = lab_command(folder, "README.ipynb", port, browser=browser)
     else:
         command = lab_command(notebooks, "00_tour.ipynb", port, browser=browser)
@@ -83,7 +84,7 @@ def copy_workshop(source: pathlib.Path, folder: pathlib.Path) -> int:
     copied = 0
     for path in sorted(source.rglob("*")):
         target = folder / path.relative_to(source)
-        if path.is_dir() or ".ipynb_checkpoints" in path.parts or target.exists():
+        if path.is_dir() or path.name == FOR_TEACHERS or ".ipynb_checkpoints" in path.parts or target.exists():
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
         unfinished = target.with_name(target.name + ".tmp")

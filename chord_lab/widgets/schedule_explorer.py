@@ -10,6 +10,7 @@ from w4a16_moe.schedule import Schedule
 from chord_lab import analysis
 from chord_lab.analysis.point import PointInfo, ScheduleFacts, point_info, rival_info, schedule_facts
 from chord_lab.export import panel_figures as figures
+from chord_lab.records.statistics import as_read
 from chord_lab.widgets import controls, facts_table
 from chord_lab.widgets.live_figure import LiveFigure
 from chord_lab.widgets.measurements import Measurements
@@ -95,7 +96,7 @@ class ScheduleExplorer(Panel):
         row = known.schedules_at(chosen).get(schedule)
         predicted = None if row is not None else known.predict(chosen, schedule)
         return schedule_facts(
-            chosen.problem,
+            as_read(chosen.problem, known.profile_of(chosen.scenario)),
             schedule,
             chosen.tok_e(),
             known.card,
