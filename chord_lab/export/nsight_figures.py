@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from chord_lab.analysis.load import LoadInfo
-from chord_lab.export import look
+from chord_lab.export import look, palette
 from chord_lab.export.figures import log_axis
 from chord_lab.traces.table import shorten
 from chord_lab.traces.views import Bars, Lane, Roofline, RooflinePoint, SideBySide, Timeline
@@ -33,7 +33,7 @@ def draw_nsight_timeline(
     counts = load.tok_e if load else [0]  # a bar of no height: plotly draws the axes of an empty trace at NaN
     figure.add_trace(
         go.Bar(
-            x=list(range(len(counts))), y=counts, marker_color=look.ORANGE, name="load",
+            x=list(range(len(counts))), y=counts, marker_color=look.BLUE, name="load",
             hovertemplate="expert %{x}: %{y} rows<extra></extra>", showlegend=False,
         ),
         row=1, col=1,
@@ -199,7 +199,7 @@ def _grouped(bars: Bars, info: SideBySide) -> go.Figure:
             y=[_with_meaning(*texts) for texts in zip(bars.label, bars.meaning, strict=True)],
             x=values,
             name=schedule,
-            marker_color=look.CYCLE[i % len(look.CYCLE)],
+            marker_color=palette.of(palette.SLICING, schedule.removeprefix("token_slicing "), i),
             marker_pattern_shape=("", "/", "x", ".")[i % 4],
             hovertext=bars.label,
             hovertemplate="%{hovertext}: %{x:.3g}<extra>%{fullData.name}</extra>",
