@@ -137,7 +137,7 @@ def draw_threshold(info: ThresholdInfo) -> go.Figure:
     return look.layout(
         figure,
         title=_threshold_title(info),
-        source=f"{info.source}; red: differs from the default's choice; lines: this threshold, dotted the default",
+        source=f"{info.source}; any recorded block_m may be chosen; red: differs from the default; dotted: default",
         x="",
         y="block_m, rows",
         height=460,
