@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.cookiejar
 import json
 import os
 import pathlib
@@ -124,7 +125,6 @@ def lab_url(workspace: pathlib.Path, server_environment: dict[str, str]) -> Iter
         "--ServerApp.token=",
         "--ServerApp.password=",
         "--ServerApp.port_retries=0",
-        "--ServerApp.disable_check_xsrf=True",  # `end_kernels` has no page to take the token from
     ]
     with serving(command, f"http://127.0.0.1:{port}/lab", workspace, server_environment) as url:
         yield url
@@ -143,12 +143,16 @@ def serve_here(tmp_path: pathlib.Path) -> Callable[..., Any]:
 
 def end_kernels(server: str) -> None:
     """End the kernels that earlier notebooks left: each holds some 400 MB."""
-    with urllib.request.urlopen(f"{server}/api/kernels", timeout=30) as answer:
+    cookies = http.cookiejar.CookieJar()
+    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(cookies))
+    opener.open(f"{server}/lab", timeout=30).close()  # the page that gives the token for what changes something
+    token = next((str(cookie.value) for cookie in cookies if cookie.name == "_xsrf"), "")
+    with opener.open(f"{server}/api/kernels", timeout=30) as answer:
         kernels = json.load(answer)
     for kernel in kernels:
         request = urllib.request.Request(f"{server}/api/kernels/{kernel['id']}", method="DELETE")
-        with urllib.request.urlopen(request, timeout=30):
-            pass
+        request.add_header("X-XSRFToken", token)
+        opener.open(request, timeout=30).close()
 
 
 class Watch:
