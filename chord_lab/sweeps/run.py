@@ -114,7 +114,6 @@ class Run:
         import pyarrow.compute as pc
 
         write_parquet(self._with_earlier(table), self.directory / TABLE, level=3)
-
         self.progress.finished += pc.sum(pc.equal(table["kind"].cast("string"), "candidate")).as_py() or 0
         self._show()
 
@@ -232,9 +231,8 @@ def run(
         this = Run(directory, budget=budget, watch=watch)
         stack.callback(this.close)
         notices = this.load() if resume else []
-        if measure.source != "live" or this.budget.candidates is not None:  # a live measure times the default again
-            plan = plan.without(this.known_keys) if this.known_keys else plan
         if this.budget.candidates is not None:
+            plan = plan.without(this.known_keys)  # without a budget, replay and prediction answer all anew
             limited = plan.limited(this.budget.candidates)
             this.cut_short = len(limited) < len(plan)
             plan = limited

@@ -323,7 +323,8 @@ def test_a_resumed_replay_adds_what_is_missing_and_loses_nothing(tmp_path):
         done = run(plan, ReplayMeasure(table), tmp_path / "replay", resume=True, budget=budget)
         kept, _ = read_tables(tmp_path / "replay")
         counts.append((done.progress.finished, kept["kind"].to_pylist().count("candidate"), done.cut_short))
-    assert counts == [(5, 5, True), (5, 10, True), (10, 20, False), (0, 20, False)]
+    # without a budget all is answered anew: what is recorded may have changed since
+    assert counts == [(5, 5, True), (5, 10, True), (20, 20, False), (0, 20, False)]
     assert len(kept) == len(table) and [replace(w, source="live") for w in winners(kept)] == winners(table)
 
 

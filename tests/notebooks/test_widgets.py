@@ -369,6 +369,16 @@ def test_sweep_streams_records_and_reports_the_best(plan, tmp_path):
     assert panel.halt.disabled
 
 
+def test_a_notebook_that_is_run_again_shows_its_replay_again(tmp_path):
+    shown = []
+    for _ in range(2):
+        panel = SweepPanel.of_scenario(DECODE, tmp_path, tokens="20")
+        panel.begin()
+        assert panel.wait(60) and panel.error == ""
+        shown.append((panel.bar.value, len(panel.measurements.frame)))
+    assert shown[0] == shown[1] and shown[0][0] == len(panel.plan) > 0
+
+
 def test_stopped_sweep_is_taken_up_by_the_next_kernel(plan, tmp_path):
     first = SlowMeasure(0.02)
     panel = SweepPanel(plan, first, tmp_path, measurements=Measurements.empty())
