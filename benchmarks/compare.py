@@ -3,7 +3,7 @@
     python -m benchmarks.compare [--out out/bench] [--budget-seconds 450]
     python -m benchmarks.compare --from data/nvidia_h200/records-2026-11-29.parquet --out data/nvidia_h200
 
-The second form measures nothing: a recording holds ours and the peer's of one run already; it takes our fastest.
+The second form measures nothing: a recording holds what the package runs and the peer's of one run already.
 
 Every published point of every scenario that the peer can run, uniform and skewed (zipf:1.0) routing, three or more
 interleaved rounds with the order rotated, L2 cleared, ceilings measured in the same run. Writes
@@ -81,10 +81,15 @@ def with_best_tiles(records: list[Record]) -> list[Record]:
     return kept + [replace(record, implementation="humming_best_tile") for record in tiles]
 
 
-def our_fastest(records: list[Record]) -> list[Record]:
-    """Of our candidates at a point and profile only the fastest, and everybody else's records."""
-    others = [record for record in records if record.implementation != "w4a16_moe"]
-    return others + fastest(record for record in records if record.implementation == "w4a16_moe")
+def what_the_package_runs(records: list[Record]) -> list[Record]:
+    """Of our candidates at a point and profile what the tables choose there, and everybody else's records."""
+    kept = [record for record in records if record.implementation != "w4a16_moe"]
+    for record in records:
+        if record.implementation == "w4a16_moe" and record.problem is not None and record.schedule is not None:
+            device = record.environment.device
+            chosen = resolve_schedule(record.problem, record.routed_m, record.profile, device).schedule
+            kept += [record] if record.schedule == chosen else []
+    return kept
 
 
 def fastest(records: Iterable[Record]) -> list[Record]:
@@ -165,7 +170,7 @@ def main() -> None:
     arguments = parser.parse_args()
     began = time.monotonic()
     recording = arguments.recording
-    records = our_fastest(read_records([recording]).records) if recording else measure(arguments)
+    records = what_the_package_runs(read_records([recording]).records) if recording else measure(arguments)
     table = bench_table(records)
     day = max(record.date for record in records)[:10]
     path = arguments.out / f"bench-{day}.parquet"

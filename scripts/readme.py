@@ -1,4 +1,4 @@
-"""Fill README's figures from the shipped records and docs/latency.json; nothing there is typed by hand.
+"""Fill README's figures from the shipped comparison and docs/latency.json; nothing there is typed by hand.
 
     .venv/bin/python -m scripts.readme [--check]
 
@@ -13,17 +13,15 @@ import pathlib
 import sys
 
 import pandas as pd
-from w4a16_moe.resolve import resolve_schedule
+import pyarrow.parquet as pq
 
-from chord_lab import analysis
-from chord_lab.errors import UserError
 from chord_lab.scenarios import get_scenario
-from chord_lab.widgets.measurements import Measurements
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 LATENCY = ROOT / "docs" / "latency.json"
-DOUBT = "†"
+BENCHES = "data/nvidia_h200/bench-*.parquet"  # the newest by name is shown
+DOUBT, DRIFT = "†", 0.05
 BEGIN, END = "<!-- figures: written by `make readme` -->", "<!-- end of figures -->"
 SCENARIOS = (
     "kimi-k2/ep8/decode", "kimi-k2/ep8/prefill", "kimi-k2/tp8/decode", "kimi-k2/tp8/prefill",
@@ -55,70 +53,64 @@ def main() -> int:
 
 
 def figures() -> str:
-    """The block: a table of each scenario, then the panels' latency."""
-    data = Measurements.recorded()
+    """The block: a line for each layer that was compared, then the panels' latency."""
+    path = max(ROOT.glob(BENCHES))
+    frame = pq.read_table(path).to_pandas()
+    device, date = frame["device"].iloc[0], frame["date"].max()[:10]
     parts = [
-        f"Layer time (gate_up + down) in microseconds, {data.source()}; routing, activation and communication are not "
-        "in it. Ours is the schedule that the package's table chooses. Humming 0.1.19 ran on the same routing in the "
-        "same process, with its own heuristics and, beside it, with its fastest forced tile; above 1 ours is faster. "
+        f"Layer time (gate_up + down) in microseconds, recorded on {device}, {date} "
+        f"(`{path.relative_to(ROOT).as_posix()}`; `make bench` measures it anew); routing, activation and "
+        "communication are not in it. Ours is the schedule that the package's table chooses. Humming 0.1.19 ran on the "
+        "same routing in the same process, with its own heuristics and, beside it, with its fastest forced tile; above "
+        "1 ours is faster. "
         "Tokens are those of a chunk that all 8 GPUs share in EP8 prefill, each GPU's own in EP8 decode, the batch's "
-        "in TP8; each is routed to 8 experts by a uniform draw. In grouped scenarios every expert gets that many.",
+        "in TP8; each is routed to 8 experts by the draw. In grouped scenarios every expert gets that many.",
         "",
-        "| scenario | tokens | rows/expert | ours | Humming | ratio | its best tile | ratio |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| scenario | draw | tokens | rows/expert | ours | Humming | ratio | its best tile | ratio |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for scenario in SCENARIOS:
-        parts += scenario_rows(data, scenario)
+        parts += scenario_rows(frame[frame["scenario"] == scenario], scenario)
     if any(DOUBT in part for part in parts):
-        named = "`chord-lab winners data/nvidia_h200` names it"
-        parts += ["", f"{DOUBT} a projection's repeats drifted by more than 5 %: {named}."]
+        parts += ["", f"{DOUBT} a projection's repeats, ours or the peer's, differ by more than {DRIFT:.0%}."]
     return "\n".join([*parts, "", *latency()])
 
 
-def scenario_rows(data: Measurements, scenario: str) -> list[str]:
-    """A line for each published token count; none where the scenario was not recorded."""
+def scenario_rows(frame: pd.DataFrame, scenario: str) -> list[str]:
+    """A line for each token count and draw at which both projections were timed."""
     layer = get_scenario(scenario)
-    try:
-        chosen = chosen_labels(data, scenario)
-        info = analysis.layer_info(data.alike(scenario)[0], draw=layer.draw, chosen=chosen)
-    except UserError:
-        return []
-    doubted = {w.num_tokens for w in data.winners(scenario, draw=layer.draw) if w.flags}
-    published = {point.num_tokens for point in layer.points if point.published}
+    frame = frame[frame["profile"] == layer.profile]
     rows = []
-    for i, tokens in enumerate(info.num_tokens):
-        if tokens not in published:
+    for (other, draw, tokens), point in frame.groupby([frame["routing"] != layer.draw, "routing", "num_tokens"]):
+        ours = layer_us(point, "w4a16_moe")
+        if ours is None or (not other and tokens not in {p.num_tokens for p in layer.points if p.published}):
             continue
-        rows_per_expert = info.tokens_per_expert[i]
-        mark = f" {DOUBT}" if tokens in doubted else ""
-        cells = [scenario, f"{tokens:,}{mark}", f"{rows_per_expert:{'.2g' if rows_per_expert < 10 else '.0f'}}"]
-        cells.append(f"{info.ours_us[i]:.1f}")
-        own = other(info, "humming", i)
-        best = other(info, "humming_best_tile", i) or other(info, "humming_tile", i)
-        for time in (own, best):
-            cells += ["-", "-"] if time is None else [f"{time:.1f}", f"{time / info.ours_us[i]:.2f}"]
+        per_expert = point["routed_m"].iloc[0] / layer.problem("gate_up").num_experts
+        mark = f" {DOUBT}" if drifted(point) else ""
+        cells = [
+            scenario,
+            str(draw),
+            f"{tokens:,}{mark}",
+            f"{per_expert:{'.2g' if per_expert < 10 else '.0f'}}",
+            f"{ours:.1f}",
+        ]
+        for peer in ("humming", "humming_best_tile"):
+            time = layer_us(point, peer)
+            cells += ["-", "-"] if time is None else [f"{time:.1f}", f"{time / ours:.2f}"]
         rows.append(f"| {' | '.join(cells)} |")
     return rows
 
 
-def chosen_labels(data: Measurements, scenario: str) -> dict[tuple[str, int, str], str]:
-    """(projection, routed_m, draw) -> label of the schedule that the package runs there, where that was recorded."""
-    layer, profile = get_scenario(scenario), data.profile_of(scenario)
-    labels: dict[tuple[str, int, str], str] = {}
-    for projection, problem in layer.problems.items():
-        for point in layer.points:
-            resolved = resolve_schedule(problem, point.routed_m, profile, data.device.slug)
-            if resolved.schedule is not None:
-                labels[projection, point.routed_m, layer.draw] = resolved.schedule.label()
-    return labels
+def layer_us(point: pd.DataFrame, implementation: str) -> float | None:
+    """gate_up + down of one implementation; None where one of them was not timed."""
+    times = point[point["implementation"] == implementation].set_index("projection")["time_us"].dropna()
+    return float(times["gate_up"] + times["down"]) if {"gate_up", "down"} <= set(times.index) else None
 
 
-def other(info: analysis.LayerInfo, name: str, point: int) -> float | None:
-    """Layer time of another implementation; None where it was not recorded."""
-    if name not in info.implementation:
-        return None
-    time = info.other_us[point][info.implementation.index(name)]
-    return None if time is None or pd.isna(time) else float(time)
+def drifted(point: pd.DataFrame) -> bool:
+    """Whether an implementation's interleaved repeats lie further apart than `DRIFT`."""
+    shown = point[point["implementation"].isin(["w4a16_moe", "humming", "humming_best_tile"])]
+    return any(len(r) > 1 and max(r) - min(r) > DRIFT * pd.Series(r).median() for r in shown["rounds_us"])
 
 
 def latency() -> list[str]:
