@@ -106,10 +106,10 @@ def winners_section(content: Content) -> Section:
         *(Note(_problem(content.frame, scenario)) for scenario in dict.fromkeys(w.scenario for w in content.winners)),
         Note(
             "A profile is the form that weights are packed in for one family of kernels; schedules of two profiles are "
-            "not ranked together. The default is what the kernel package runs untuned. A win beats it by more than the "
-            "noise: its whole 95 % interval, from repeats taken in turns with the default's, lies below. Everything "
-            "else is a tie, and the default stays. Humming, a public kernel library, ran on the same routing in the "
-            "same process; its ratio says how many times our time it takes."
+            "not ranked together. The default is what the package ran untuned when this was measured. A win beats it "
+            "by more than the noise: its whole 95 % interval, from repeats taken in turns with the default's, lies "
+            "below. Everything else is a tie, and the default stays. Humming, a public kernel library, ran on the same "
+            "routing in the same process; its ratio says how many times our time it takes."
         ),
         Note(
             "A schedule reads: kernel, block_m x block_n x block_k of a tile (rows x columns x reduction), w warps, "

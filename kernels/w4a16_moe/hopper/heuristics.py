@@ -11,9 +11,10 @@ from ..problem import MoeProblem
 from ..profiles import Profile
 from ..schedule import Schedule, TokenSlicing
 
-DECODE_TOKENS = (
-    24  # tokens per expert up to which mma.sync is preferred: beyond, dequantising for 32 tokens pays for wgmma
-)
+# Turns found in data/nvidia_h200: between recorded points on both sides of them.
+DECODE_TOKENS = 18  # tokens per expert up to which mma.sync leads: it does at 16, wgmma of 32 tokens at 21
+SHORT_K = 2048  # one CTA more per SM hides a tile's start
+LONG_K, FEW_WAVES = 4096, 4  # fewer 128-wide tiles than so many an SM, each a long walk along K: narrower ones
 
 
 def default_schedule(
@@ -22,7 +23,7 @@ def default_schedule(
     """The first legal schedule in order of preference; ValueError in one line when nothing fits the shape."""
     device = device or DEVICES["nvidia_h200"]
     reason = None
-    for schedule in _preferences(problem, routed_m, profile, model or BlockMModel()):
+    for schedule in _preferences(problem, routed_m, profile, model or BlockMModel(), device.num_sms):
         reason = why_illegal(schedule, problem, profile, device)
         if reason is None or reason.rule == "device of profile":
             return schedule
@@ -32,7 +33,9 @@ def default_schedule(
     )
 
 
-def _preferences(problem: MoeProblem, routed_m: int, profile: Profile, model: BlockMModel) -> Iterator[Schedule]:
+def _preferences(
+    problem: MoeProblem, routed_m: int, profile: Profile, model: BlockMModel, num_sms: int
+) -> Iterator[Schedule]:
     tok_e = routed_m / problem.num_experts
     few = tok_e <= DECODE_TOKENS
     if profile.interface == "grouped_contiguous":
@@ -40,12 +43,27 @@ def _preferences(problem: MoeProblem, routed_m: int, profile: Profile, model: Bl
         yield from _wgmma(128, "static")
         return
     if few:
-        yield from _mma_sync(model.choose(problem.num_experts, routed_m, (8, 16, 24, 32)), profile)
+        block_m = model.choose(problem.num_experts, routed_m, (8, 16, 24, 32))
+        if block_m <= 16 and profile.interface == "indexed":
+            yield _short_tile(block_m, problem, routed_m, num_sms)
+        yield from _mma_sync(block_m, profile)
     sizes = (16, 32, 64) if tok_e <= 48 else (64, 128)
     yield from _wgmma(model.choose(problem.num_experts, routed_m, sizes))
     yield from _wgmma(64)
     if not few:
         yield from _mma_sync(32, profile)
+
+
+def _short_tile(block_m: int, problem: MoeProblem, routed_m: int, num_sms: int) -> Schedule:
+    """Up to 16 tokens: many small CTAs per SM keep more loads in flight than few large ones."""
+    tiles = min(problem.num_experts, routed_m) * problem.N // 128
+    narrow = problem.K >= LONG_K and tiles < FEW_WAVES * num_sms
+    block_n, block_k, num_stages = (64, 64, 4) if narrow else (128, 128, 2)
+    ctas_per_sm = 4 if narrow else 7 if problem.K <= SHORT_K else 6
+    return Schedule(
+        kernel="mma_sync", block_m=block_m, block_n=block_n, block_k=block_k, num_warps=4, num_stages=num_stages,
+        ctas_per_sm=ctas_per_sm, swap_ab=True, token_slicing="branched",
+    )  # fmt: skip
 
 
 def _mma_sync(block_m: int, profile: Profile) -> Iterator[Schedule]:

@@ -1,0 +1,44 @@
+"""What the package runs untuned stands up to what was recorded."""
+
+from __future__ import annotations
+
+import pathlib
+
+from w4a16_moe.devices import DEVICES
+
+from chord_lab.records import read_records
+from chord_lab.records.attempt import Point
+from chord_lab.records.statistics import median_us
+from chord_lab.sweeps.space import default_schedule
+
+DATA = pathlib.Path(__file__).resolve().parents[2] / "data" / "nvidia_h200"
+WORST = 0.05  # over the fastest recorded schedule, at any point of the indexed interface
+
+
+def test_untuned_schedules_are_near_the_fastest_recorded():
+    times: dict[Point, dict] = {}
+    for record in read_records(DATA).records:
+        profile = record.profile
+        if (
+            record.kind == "candidate"
+            and record.status == "ok"
+            and profile.startswith("h200")
+            and "grouped" not in profile
+        ):
+            point = Point(
+                scenario=record.scenario,
+                projection=record.projection,
+                problem=record.problem,
+                profile=profile,
+                num_tokens=record.num_tokens,
+                routing=record.routing,
+            )
+            times.setdefault(point, {})[record.schedule] = median_us(record)
+    regrets = {}
+    for point, known in times.items():
+        chosen = default_schedule(point, DEVICES["nvidia_h200"])
+        if chosen in known:
+            regrets[point.label()] = known[chosen] / min(known.values()) - 1
+    assert len(regrets) > 0.9 * len(times) > 20
+    late = {label: f"{regret:.1%}" for label, regret in regrets.items() if regret > WORST}
+    assert not late
