@@ -186,7 +186,7 @@ class Watch:
         assert not self.errors, self.errors
 
     def run_notebook(self, lab_url: str, name: str, timeout_s: float = 240) -> None:
-        """Open a notebook, run all its cells, and wait until the last one is done."""
+        """Open a notebook, run all its cells, wait until the last one is done, and keep a picture."""
         page = self.page
         end_kernels(lab_url.removesuffix("/lab"))
         page.goto(f"{lab_url}/tree/{name}?reset", wait_until="domcontentloaded")
@@ -200,6 +200,8 @@ class Watch:
             timeout=timeout_s * 1000,
         )
         self.assert_no_errors()
+        page.wait_for_timeout(1000)  # figures draw after their cells are done
+        self.shot(pathlib.PurePosixPath(name).stem)
 
     def assert_no_errors(self) -> None:
         """No cell ended in an error or wrote a traceback."""

@@ -13,8 +13,6 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted(p for p in (ROOT / "notebooks").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
 QUESTIONS = [p for p in NOTEBOOKS if p.parent.name == "notebooks"]
-# Exercises hold blanks for the learner; their solutions are what runs (tests/notebooks/test_workshop.py).
-RUNNABLE = [p for p in NOTEBOOKS if p.parent.name != "workshop"]
 SHOWN = {"text/html", "application/vnd.plotly.v1+json", "application/vnd.jupyter.widget-view+json", "image/png"}
 
 
@@ -28,7 +26,7 @@ def code_cells(path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("path", RUNNABLE, ids=name)
+@pytest.mark.parametrize("path", QUESTIONS, ids=name)  # test_workshop.py runs the workshop's solutions
 def test_notebook_runs(path, tmp_path, monkeypatch):
     nbclient = pytest.importorskip("nbclient")
     monkeypatch.setenv("CHORD_LAB_OUT", str(tmp_path))
