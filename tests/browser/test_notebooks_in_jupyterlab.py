@@ -65,9 +65,15 @@ def test_every_notebook_is_driven():
     assert all(tests.count(f'run_notebook(lab_url, "{name}"') for name in DRIVEN)
 
 
-def test_threshold_moves_the_figure(watch, lab_url):
+def test_threshold(watch, lab_url):
     view = watch()
     view.run_notebook(lab_url, "01_block_m_threshold.ipynb")
+    threshold_moves_the_figure(view)
+    dark_theme_is_readable(view)
+    view.assert_clean()
+
+
+def threshold_moves_the_figure(view):
     page = view.page
     handle = slider(page, "Threshold")
     handle.wait_for(state="attached")
@@ -90,47 +96,42 @@ def test_threshold_moves_the_figure(watch, lab_url):
         f"() => !{GRAPHS}.some(g => g.layout?.title?.text?.startsWith('Threshold 110'))", timeout=REDRAW_MS
     )
     assert before != titles(page) or "default" in str(before)
-    view.assert_clean()
 
 
-def test_panels_follow_one_another(watch, lab_url):
-    view = watch()
-    view.run_notebook(lab_url, "90_panels.ipynb")
+def dark_theme_is_readable(view):
     page = view.page
-    handle = slider(page, "Tokens")
-    handle.wait_for(state="attached")
-    before = titles(page)
-    press(handle, "ArrowRight")
-    after = moved(page, before)
+    set_theme(page, "JupyterLab Dark")
+    page.wait_for_selector("body[data-jp-theme-light='false']", state="attached")
     page.wait_for_timeout(1500)
-    after = titles(page)
-    # Load, schedule and timeline panels all show the new point, though only one slider was moved.
-    assert sum(a != b for a, b in zip(before, after, strict=True)) >= 3
+    view.shot("dark")
+    colours = page.evaluate(
+        """() => {
+            const text = document.querySelector('.js-plotly-plot .gtitle');
+            const paper = document.querySelector('.js-plotly-plot .main-svg');
+            const page = document.querySelector('.jp-Notebook');
+            const colour = (e, name) => getComputedStyle(e)[name];
+            return [colour(text, 'fill'), colour(paper, 'backgroundColor'), colour(page, 'backgroundColor')];
+        }"""
+    )
+    text, paper, background = (tuple(float(n) for n in c[c.index("(") + 1 : -1].split(",")) for c in colours)
+    assert len(paper) == 4 and paper[3] == 0  # figures let the page show through
+    assert contrast(text[:3], background[:3]) >= 3.5
+    set_theme(page, "JupyterLab Light")
+    page.wait_for_selector("body[data-jp-theme-light='true']", state="attached")
+    assert contrast(text[:3], (255, 255, 255)) >= 4.4
+
+
+def test_panels(watch, lab_url):
+    view = watch()
+    view.run_notebook(lab_url, "90_panels.ipynb")
+    slider(view.page, "Tokens").wait_for(state="attached")
+    controls_are_named_and_reached_by_keyboard(view.page)
+    panels_follow_one_another(view.page)
+    another_scenario_keeps_the_token_count(view.page)
     view.assert_clean()
 
 
-def test_another_scenario_keeps_the_token_count(watch, lab_url):
-    view = watch()
-    view.run_notebook(lab_url, "90_panels.ipynb")
-    page = view.page
-    tokens = slider(page, "Tokens")
-    tokens.wait_for(state="attached")
-    before = titles(page)
-    said = page.locator(".jp-OutputArea .widget-readout").first
-    assert said.inner_text() == "4,096"
-    # It has fewer token counts: the slider's place among the old ones is beyond the new end.
-    page.locator(".jp-OutputArea select").first.select_option(label="deepseek-v3/ep8/prefill (predicted)")
-    moved(page, before)
-    page.wait_for_timeout(2000)
-    assert said.inner_text() == "4,096"
-    view.assert_clean()
-
-
-def test_controls_are_named_and_reached_by_keyboard(watch, lab_url):
-    view = watch()
-    view.run_notebook(lab_url, "90_panels.ipynb")
-    page = view.page
-    slider(page, "Tokens").wait_for(state="attached")
+def controls_are_named_and_reached_by_keyboard(page):
     unnamed = page.evaluate(
         """() => [...document.querySelectorAll('.jupyter-widgets :is([role=slider], select, input)')]
             .filter(c => c.offsetParent && !c.getAttribute('aria-label') && !c.labels?.length)
@@ -143,6 +144,31 @@ def test_controls_are_named_and_reached_by_keyboard(watch, lab_url):
         page.keyboard.press("Tab")
         reached.add(page.evaluate("() => document.activeElement.getAttribute('aria-label')"))
     assert {"Tokens", "Projection"} <= reached
+
+
+def panels_follow_one_another(page):
+    handle = slider(page, "Tokens")
+    before = titles(page)
+    press(handle, "ArrowRight")
+    moved(page, before)
+    page.wait_for_timeout(1500)
+    after = titles(page)
+    # Load, schedule and timeline panels all show the new point, though only one slider was moved.
+    assert sum(a != b for a, b in zip(before, after, strict=True)) >= 3
+    press(handle, "ArrowLeft")
+    moved(page, after)
+    page.wait_for_timeout(1500)
+
+
+def another_scenario_keeps_the_token_count(page):
+    before = titles(page)
+    said = page.locator(".jp-OutputArea .widget-readout").first
+    assert said.inner_text() == "4,096"
+    # It has fewer token counts: the slider's place among the old ones is beyond the new end.
+    page.locator(".jp-OutputArea select").first.select_option(label="deepseek-v3/ep8/prefill (predicted)")
+    moved(page, before)
+    page.wait_for_timeout(2000)
+    assert said.inner_text() == "4,096"
 
 
 def test_schedule_knob_and_offline_compilation(watch, lab_url):
@@ -180,31 +206,6 @@ def test_export_writes_a_table_that_resolves(watch, lab_url, workspace):
     assert resolved.rule == "exact"
     assert resolved.schedule is not None
     view.assert_clean()
-
-
-def test_dark_theme_is_readable(watch, lab_url):
-    view = watch()
-    view.run_notebook(lab_url, "01_block_m_threshold.ipynb")
-    page = view.page
-    set_theme(page, "JupyterLab Dark")
-    page.wait_for_selector("body[data-jp-theme-light='false']", state="attached")
-    page.wait_for_timeout(1500)
-    view.shot("dark")
-    colours = page.evaluate(
-        """() => {
-            const text = document.querySelector('.js-plotly-plot .gtitle');
-            const paper = document.querySelector('.js-plotly-plot .main-svg');
-            const page = document.querySelector('.jp-Notebook');
-            const colour = (e, name) => getComputedStyle(e)[name];
-            return [colour(text, 'fill'), colour(paper, 'backgroundColor'), colour(page, 'backgroundColor')];
-        }"""
-    )
-    text, paper, background = (tuple(float(n) for n in c[c.index("(") + 1 : -1].split(",")) for c in colours)
-    assert len(paper) == 4 and paper[3] == 0  # figures let the page show through
-    assert contrast(text[:3], background[:3]) >= 3.5
-    set_theme(page, "JupyterLab Light")
-    page.wait_for_selector("body[data-jp-theme-light='true']", state="attached")
-    assert contrast(text[:3], (255, 255, 255)) >= 4.4
 
 
 def set_theme(page, name):
