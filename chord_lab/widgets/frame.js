@@ -17,7 +17,10 @@ function watch(panel) {
     window.dispatchEvent(new Event("resize"));  // plotly's widget resizes on this event only
   };
   const observer = new ResizeObserver(() => {
-    const now = `${panel.clientWidth} ${panel.clientHeight}`;
+    // Another height alone (a line of text more) moves nothing in a figure: to fit it then would draw it again.
+    const count = (what) => panel.querySelectorAll(what).length;
+    const now = `${panel.clientWidth} ${count(".js-plotly-plot")} ${count("[role=slider], input, select")}`;
+    if (!panel.clientWidth) size = "";  // hidden: to be fitted when it is shown again, whatever was drawn meanwhile
     if (!panel.clientWidth || now === size) return;
     size = now;
     pending.forEach(clearTimeout);
