@@ -147,6 +147,16 @@ _MMA_SYNC: tuple[Grid, ...] = (
         "token_slicing": ("branched",),
     },
 )
+_TWO_PER_SM: dict[str, Sequence[Any]] = {  # CTAs: each hides the other's latency
+    "block_k": (64,),
+    "num_warps": (8,),
+    "num_stages": (6,),
+    "ctas_per_sm": (2,),
+    "swap_ab": (True,),
+    "persistent": (True,),
+    "tile_order": ("static", "dynamic"),
+    "token_slicing": ("static",),
+}
 _WGMMA: tuple[Grid, ...] = (
     {
         "block_m": (32, 64, 96, 128),
@@ -181,30 +191,8 @@ _WGMMA: tuple[Grid, ...] = (
         "tile_order": ("static", "dynamic"),
         "token_slicing": ("branched",),
     },
-    {  # two CTAs per SM
-        "block_m": (32,),
-        "block_n": (256,),
-        "block_k": (64,),
-        "num_warps": (8,),
-        "num_stages": (6,),
-        "ctas_per_sm": (2,),
-        "swap_ab": (True,),
-        "persistent": (True,),
-        "tile_order": ("static", "dynamic"),
-        "token_slicing": ("static",),
-    },
-    {  # the same between 32 and 64 tokens per expert
-        "block_m": (64,),
-        "block_n": (128,),
-        "block_k": (64,),
-        "num_warps": (8,),
-        "num_stages": (6,),
-        "ctas_per_sm": (2,),
-        "swap_ab": (True,),
-        "persistent": (True,),
-        "tile_order": ("static", "dynamic"),
-        "token_slicing": ("static",),
-    },
+    {**_TWO_PER_SM, "block_m": (32,), "block_n": (256,)},
+    {**_TWO_PER_SM, "block_m": (64,), "block_n": (128,)},  # the same between 32 and 64 tokens per expert
     {  # tall tiles: weights dequantised once for more tokens
         "block_m": (192, 256),
         "block_n": (128,),

@@ -11,8 +11,8 @@ import ipywidgets
 
 from chord_lab.errors import UserError
 from chord_lab.export.nsight_figures import draw_nsight_roofline, draw_stalls, draw_uses
+from chord_lab.traces.captures import Library
 from chord_lab.traces.counters import COUNTERS
-from chord_lab.traces.library import Library
 from chord_lab.traces.views import roofline_info, side_by_side
 from chord_lab.widgets import controls
 from chord_lab.widgets.live_figure import LiveFigure

@@ -11,7 +11,7 @@ import ipywidgets
 from chord_lab.analysis.load import load_info
 from chord_lab.errors import UserError
 from chord_lab.export.nsight_figures import draw_nsight_timeline
-from chord_lab.traces.library import Library, load_library
+from chord_lab.traces.captures import Library, load_library
 from chord_lab.traces.table import Trace, shorten
 from chord_lab.traces.views import kernel_label, kernel_story, timeline_info, trace_source
 from chord_lab.widgets import controls

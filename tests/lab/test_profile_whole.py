@@ -127,7 +127,7 @@ def test_profile_joins_counters_time_schedule_and_load_in_one_row(toy, tmp_path)
 
 def test_a_second_run_in_the_folder_keeps_the_first_and_its_point_is_shown_once(toy, tmp_path):
     from chord_lab.cli.profiling import file_stem, run_profile
-    from chord_lab.traces.library import load_library
+    from chord_lab.traces.captures import load_library
 
     jobs, live = toy
     run_profile(jobs, tmp_path / "out", collector="ncu", live=live)

@@ -10,7 +10,7 @@ from captures import write_captures
 
 from chord_lab.errors import UserError
 from chord_lab.export.nsight_figures import draw_nsight_roofline, draw_nsight_timeline, draw_stalls, draw_uses
-from chord_lab.traces.library import load_library
+from chord_lab.traces.captures import load_library
 from chord_lab.traces.views import roofline_info, side_by_side, timeline_info
 from chord_lab.widgets.nsight_collect import NsightCollect
 from chord_lab.widgets.nsight_counters import NsightCounters

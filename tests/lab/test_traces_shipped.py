@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from chord_lab.cli import app
 from chord_lab.cli import trace as trace_command  # noqa: F401 (registers the command)
 from chord_lab.traces import read_trace
-from chord_lab.traces.library import load_library
+from chord_lab.traces.captures import load_library
 
 ROOT = pathlib.Path(__file__).parents[2] / "data" / "nsight"
 FOLDERS = sorted(p for p in ROOT.iterdir() if p.is_dir()) if ROOT.is_dir() else []

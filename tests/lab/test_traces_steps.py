@@ -3,7 +3,7 @@
 import pytest
 from captures import DECODE_LAYER, slicing, write_captures
 
-from chord_lab.traces.library import load_library
+from chord_lab.traces.captures import load_library
 from chord_lab.traces.steps import OUTSIDE, layers_of, step_frame, time_answer
 
 

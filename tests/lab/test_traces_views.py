@@ -9,8 +9,8 @@ from captures import point, slicing, write_captures
 
 from chord_lab.errors import UserError
 from chord_lab.traces import read_trace
+from chord_lab.traces.captures import load_library
 from chord_lab.traces.counters import counter, glossary
-from chord_lab.traces.library import load_library
 from chord_lab.traces.views import PIPES, SHARES, roofline_info, side_by_side, timeline_info
 
 
