@@ -112,21 +112,23 @@ def _collect(
     cta = gl.program_id(0) + 1
     covered = share_end
     while covered < tile_end:
-        flag = gl.atomic_add(flag_ptr + cta, 0, sem="acquire", scope="gpu")
-        while flag == 0:
+        upto = _share(cta + 1, total)
+        if upto > covered:  # with fewer rounds than CTAs some have no share, and hand nothing over
             flag = gl.atomic_add(flag_ptr + cta, 0, sem="acquire", scope="gpu")
-        cta_barrier()
-        out = ()
-        for j in gl.static_range(len(acc)):
-            acc_j = acc[j]
-            if j < num_slices:
-                pointers = _partial_pointers(partial_ptr, cta, j, len(acc), BLOCK_N, NUM_WARPS)
-                acc_j += gl.load(pointers, cache_modifier=".cg")
-            out = out + (acc_j,)
-        acc = out
-        gl.atomic_xchg(flag_ptr + cta, 0, sem="relaxed", scope="gpu")
+            while flag == 0:
+                flag = gl.atomic_add(flag_ptr + cta, 0, sem="acquire", scope="gpu")
+            cta_barrier()
+            out = ()
+            for j in gl.static_range(len(acc)):
+                acc_j = acc[j]
+                if j < num_slices:
+                    pointers = _partial_pointers(partial_ptr, cta, j, len(acc), BLOCK_N, NUM_WARPS)
+                    acc_j += gl.load(pointers, cache_modifier=".cg")
+                out = out + (acc_j,)
+            acc = out
+            gl.atomic_xchg(flag_ptr + cta, 0, sem="relaxed", scope="gpu")
         cta += 1
-        covered = _share(cta, total)
+        covered = upto
     return acc
 
 
