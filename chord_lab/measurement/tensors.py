@@ -11,7 +11,8 @@ from w4a16_moe.packed import PackedWeights
 from w4a16_moe.problem import MoeProblem
 from w4a16_moe.profiles import get_profile
 from w4a16_moe.reference import dequantize
-from w4a16_moe.routing import Routing, align_to_blocks
+from w4a16_moe.routing import align_to_blocks
+from w4a16_moe.routing_blocks import Routing
 
 from chord_lab.records.attempt import Point
 from chord_lab.routing.draws import draw_topk_ids

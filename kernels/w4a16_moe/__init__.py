@@ -27,13 +27,14 @@ if TYPE_CHECKING:
     from .offline import CompileFacts, compile_facts, occupancy
     from .packed import PackedWeights
     from .reference import gemm_reference, relative_error
-    from .routing import Routing, align_to_blocks
+    from .routing import align_to_blocks
+    from .routing_blocks import Routing
 
 # public name -> module that defines it, loaded on first use because it imports torch or triton
 _LAZY = {
     "CompileFacts": ".offline",
     "PackedWeights": ".packed",
-    "Routing": ".routing",
+    "Routing": ".routing_blocks",
     "align_to_blocks": ".routing",
     "build_m_indices": ".grouped",
     "check_m_indices": ".grouped",

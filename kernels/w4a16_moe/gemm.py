@@ -17,7 +17,7 @@ from .packed import PackedWeights
 from .problem import MoeProblem
 from .profiles import Profile
 from .resolve import resolve_schedule, untuned
-from .routing import Routing
+from .routing_blocks import Routing
 from .schedule import Schedule
 
 

@@ -7,7 +7,8 @@ import torch
 from .gemm import default_schedule, indexed_gemm
 from .packed import PackedWeights
 from .reference import gemm_reference
-from .routing import align_to_blocks, expected_rows
+from .routing import align_to_blocks
+from .routing_blocks import expected_rows
 from .schedule import Schedule
 
 

@@ -13,7 +13,7 @@ from .packed import PackedWeights
 from .portable_kernel import portable_kernel, sum_parts_kernel
 from .portable_rules import SLICE
 from .problem import MoeProblem
-from .routing import Routing
+from .routing_blocks import Routing
 from .schedule import Schedule
 
 # The interpreter multiplies bf16 bit patterns instead of values, and knows no PTX: it computes in fp32 and plain

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .routing import Routing, check_arguments, expected_rows, out_buffers
+from .routing_blocks import Routing, check_arguments, expected_rows, out_buffers
 
 CHUNK = 256  # routes per program; ranks inside a chunk come from comparing all pairs
 ONE_LAUNCH = 512  # routes up to which a single program does everything

@@ -15,7 +15,8 @@ from w4a16_moe import DEVICES, MoeProblem, Schedule, align_to_blocks, get_profil
 from w4a16_moe.portable import COMPUTE_DTYPE
 from w4a16_moe.portable_pieces import offset
 from w4a16_moe.reference import gemm_reference, relative_error
-from w4a16_moe.routing import Routing, align_to_blocks_torch, max_num_blocks
+from w4a16_moe.routing import align_to_blocks_torch
+from w4a16_moe.routing_blocks import Routing, max_num_blocks
 from w4a16_moe.routing_gpu import align_to_blocks_gpu
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from w4a16_moe import align_to_blocks
 from w4a16_moe.grouped import build_m_indices, check_m_indices, check_masked
-from w4a16_moe.routing import allocate, max_num_blocks
+from w4a16_moe.routing_blocks import allocate, max_num_blocks
 
 
 def ids_of(tok_e: list[int]) -> torch.Tensor:

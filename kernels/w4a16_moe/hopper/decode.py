@@ -9,7 +9,7 @@ import torch
 from ..offline import CompileSpec
 from ..packed import PackedWeights
 from ..problem import MoeProblem
-from ..routing import Routing
+from ..routing_blocks import Routing
 from ..schedule import Schedule
 from .limits import register_cap, sm_count
 from .mma_sync import mma_sync_kernel

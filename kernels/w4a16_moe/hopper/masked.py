@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..routing import Routing
+from ..routing_blocks import Routing
 
 
 @triton.jit(do_not_specialize=["num_experts", "max_m"])

@@ -11,7 +11,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from ..offline import CompileSpec
 from ..packed import PackedWeights
 from ..problem import MoeProblem
-from ..routing import Routing
+from ..routing_blocks import Routing
 from ..schedule import Schedule
 from .barriers import offsets_of
 from .limits import register_cap, sm_count
