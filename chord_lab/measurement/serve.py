@@ -74,4 +74,7 @@ def _die_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    # As a script this module is `__main__`, and its `Fatal` would be another class than the one that handlers raise.
+    from chord_lab.measurement.serve import main as serve
+
+    sys.exit(serve(sys.argv[1:]))

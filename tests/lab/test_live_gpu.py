@@ -52,6 +52,7 @@ def sweep(directory, plan, launchers="", **over):
     return run(plan, LiveMeasure(LiveSettings(**{**values, **over})), directory)
 
 
+@pytest.mark.alone
 def test_a_small_sweep_measures_checks_and_names_what_ran(tmp_path):
     point = small_point()
     default = default_schedule(point, None)
@@ -78,11 +79,13 @@ def test_an_illegal_access_costs_its_candidate_alone(tmp_path):
     wild = replace(default, num_stages=8)
     schedules = [default, replace(default, num_stages=3), wild, replace(default, num_stages=2)]
     sweep(tmp_path, plan_of(point, schedules, default), "gpu_faults:launchers", peers="none", baseline=False)
-    status = {r.schedule: r.status for r in read_records(tmp_path).records if r.kind == "candidate"}
-    assert status.pop(wild) == "crashed"
+    found = [r for r in read_records(tmp_path).records if r.kind == "candidate"]
+    status = {r.schedule: r.status for r in found}
+    assert status.pop(wild) == "crashed", [r.reason for r in found]
     assert set(status.values()) == {"ok"} and len(status) == 3
 
 
+@pytest.mark.alone
 def test_a_cold_l2_is_slower_than_a_warm_one():
     """The events enclose launches whose weights were evicted: else a small layer would be read from L2."""
     import torch
