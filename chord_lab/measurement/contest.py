@@ -75,7 +75,7 @@ class Contest:
 
     def heat(self, keys: Sequence[str]) -> None:
         """Check who is not checked yet, then time each of `keys` once, the reference among them, in one round."""
-        ready = [key for key in keys if self._check(key)]
+        ready = self._ready(keys)
         if not ready:
             return
         self._warm(ready[0])
@@ -130,6 +130,13 @@ class Contest:
         after = self.worker.recheck(entry.key)["rel_error"]
         self.worker.drop(entry.key)
         return after
+
+    def _ready(self, keys: Sequence[str]) -> list[str]:
+        """Those of `keys` that pass the check, all in one process: who was checked in a dead one is checked again."""
+        while True:
+            ready = [key for key in keys if self._check(key)]
+            if all(self.entries[key].checked is not None for key in ready):
+                return ready
 
     def _check(self, key: str) -> bool:
         """Whether the candidate is ready to be timed."""

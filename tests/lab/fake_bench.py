@@ -9,7 +9,9 @@ import sys
 import time
 import zlib
 
-FAULTS = {101: "segfault", 102: "hang", 103: "wrong", 104: "raise", 105: "memory", 106: "garbage"}
+from chord_lab.measurement.serve import Fatal
+
+FAULTS = {101: "segfault", 102: "hang", 103: "wrong", 104: "raise", 105: "memory", 106: "garbage", 110: "poison"}
 
 
 class WrongResult(RuntimeError):
@@ -29,6 +31,7 @@ class FakeBench:
     ):
         self.sleep_s, self.device, self.noise, self.zero = sleep_s, device, noise, zero
         self.random = random.Random(seed)
+        self.poisoned = False
 
     def hello(self):
         return {"device_name": self.device, "num_sms": 132, "capability": 90, "triton": "fake", "memory_bytes": 0}
@@ -42,6 +45,8 @@ class FakeBench:
         schedule = candidate["schedule"]
         if schedule is not None:
             self._fault(FAULTS.get(schedule["num_stages"]))
+        if self.poisoned:
+            raise Fatal("the device context is lost") from RuntimeError("an illegal memory access was encountered")
         self.candidates[key] = candidate
         return {"rel_error": 1e-3, "ran_kernel": "fake", "ran_gemm_type": "indexed", "num_tokens_padded": 64}
 
@@ -55,6 +60,8 @@ class FakeBench:
             raise WrongResult("relative error 5.00e-01; at most 0.003")
         elif fault == "raise":
             raise RuntimeError("no such instruction\nsecond line")
+        elif fault == "poison":  # as after an illegal access: the process answers, and nothing works in it any more
+            self.poisoned = True
         elif fault == "memory":
             hoard = []
             while True:
@@ -85,9 +92,9 @@ class FakeBench:
         self.candidates.pop(key, None)
 
     def load(self, key, seconds):
-        pass
+        assert key in self.candidates  # a real process cannot launch what it did not check
 
-    def ceiling(self, name, rep_ms):
+    def ceiling(self, name, rep_ms, warmup_ms):
         work = (
             {"work_bytes": 4 * 2**30, "work_flops": 0}
             if name == "copy"

@@ -35,7 +35,7 @@ def plan_of(candidates, tokens=(20,), projections=("gate_up",)):
     return Plan(points, candidates, np.array(pairs, dtype=np.int32))
 
 
-def settings(sleep_s=0.0, noise=0.0, policy=None, peers="none", **worker):
+def settings(sleep_s=0.0, noise=0.0, policy=None, peers="none", load_s=0.0, **worker):
     bench = {"sleep_s": sleep_s, "noise": noise, **worker.pop("bench_settings", {})}
     return LiveSettings(
         worker=WorkerSettings(bench="fake_bench:FakeBench", bench_settings=bench, **worker),
@@ -43,7 +43,7 @@ def settings(sleep_s=0.0, noise=0.0, policy=None, peers="none", **worker):
         compile_server="fake_bench:FakeCompiler",
         jobs=1,
         peers=peers,
-        load_s=0.0,
+        load_s=load_s,
     )
 
 

@@ -73,6 +73,22 @@ def test_a_crash_names_its_signal_and_a_hang_its_limit(tmp_path):
     assert "SIGSEGV" in reasons["crashed"] and "1.5 s" in reasons["timeout"]
 
 
+def test_a_lost_device_context_costs_its_candidate_alone(tmp_path):
+    poison = Candidate(schedule=schedule(num_stages=110))
+    sweep(tmp_path, plan_of([*candidates()[:3], poison, *candidates()[3:5]]), **LIMITS)
+    assert Counter(r.status for r in ours(tmp_path)) == {"ok": 5, "crashed": 1}
+    assert [r.reason for r in ours(tmp_path) if r.status == "crashed"] == [
+        "RuntimeError: an illegal memory access was encountered"
+    ]
+
+
+def test_who_was_checked_before_a_hang_is_checked_again_in_the_new_process(tmp_path):
+    """The device rested while the hang was waited for, so the next thing asked of the new process is a load."""
+    hang = Candidate(schedule=schedule(num_stages=102))
+    sweep(tmp_path, plan_of([*candidates()[:3], hang]), load_s=0.1, **LIMITS)
+    assert Counter(r.status for r in ours(tmp_path)) == {"ok": 3, "timeout": 1}
+
+
 def test_all_candidates_failing_gives_no_winner(tmp_path):
     sweep(tmp_path, plan_of(faulty()[2:4]))
     (winner,) = winners(read_tables(tmp_path)[0])
