@@ -62,7 +62,7 @@ class Timer(Protocol):
     def is_poisoned(self) -> bool:
         """Whether no further launch can succeed in this process."""
 
-    def ceiling(self, name: str, rep_ms: float) -> dict[str, Any]:
+    def ceiling(self, name: str, rep_ms: float, warmup_ms: float) -> dict[str, Any]:
         """times_us, work_bytes, work_flops of a copy or a dense matrix product."""
 
 
@@ -133,9 +133,9 @@ class Bench:
         while time.monotonic() < end:
             self.repeat(key, 50.0, 0.0)
 
-    def ceiling(self, name: str, rep_ms: float) -> dict[str, Any]:
+    def ceiling(self, name: str, rep_ms: float, warmup_ms: float) -> dict[str, Any]:
         """A ceiling of this device, measured now."""
-        return self._guard(lambda: self.timer.ceiling(name, rep_ms))
+        return self._guard(lambda: self.timer.ceiling(name, rep_ms, warmup_ms))
 
     def _open_tensors(self) -> PointTensors:
         if self._tensors is None:

@@ -98,10 +98,10 @@ class GpuTimer:
             "power_w": self.nvml.power_w(),
         }
 
-    def ceiling(self, name: str, rep_ms: float) -> dict[str, Any]:
+    def ceiling(self, name: str, rep_ms: float, warmup_ms: float) -> dict[str, Any]:
         """``copy``: 2 GiB to 2 GiB, bytes read and written. ``dense_bf16``: 8192^3 matrix product by torch."""
         launch, work = _ceiling_launch(name, self.device)
-        result = self.repeat(launch, {"timer": "cuda_event"}, rep_ms, 50.0)
+        result = self.repeat(launch, {"timer": "cuda_event"}, rep_ms, warmup_ms)
         self.forget_all()
         del launch
         torch.cuda.empty_cache()

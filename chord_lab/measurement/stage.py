@@ -12,6 +12,7 @@ from chord_lab.measurement.compile_ahead import CompileAhead, Job
 from chord_lab.measurement.contest import Contest
 from chord_lab.records.attempt import Candidate, Point
 
+BASELINE_ROUNDS = 1  # it is an order of magnitude to compare with, may take 100 ms a launch, and never competes
 STALL_S = 0.25  # how long the GPU may wait for a compilation before it uses the time for another round
 
 
@@ -118,7 +119,7 @@ class Stage:
         return turn
 
     def _guests_now(self, medians: dict[str, dict[int, float]]) -> list[str]:
-        """Peers run along; of forced tiles only the best two after their first time; baselines as often as needed."""
+        """Peers run along; of forced tiles only the best two after their first time; baselines once."""
         names = {key: self.contest.entries[key].candidate.implementation for key in self.contest.guests()}
         tiles = [key for key, name in names.items() if name == "humming_tile"]
         if tiles and all(medians.get(key) for key in tiles):
@@ -127,10 +128,7 @@ class Stage:
             key
             for key, name in names.items()
             if name != "humming_tile"
-            and (
-                self.contest.entries[key].candidate.kind == "peer"
-                or len(medians.get(key, {})) < self.policy.confirm_rounds
-            )
+            and (self.contest.entries[key].candidate.kind == "peer" or len(medians.get(key, {})) < BASELINE_ROUNDS)
         ]
         return [*others, *tiles]
 

@@ -88,9 +88,10 @@ class Worker:
         self._call("load", seconds + self.settings.repeat_limit_s, key=key, seconds=seconds)
         self._last_work = time.monotonic()
 
-    def ceiling(self, name: str, rep_ms: float) -> dict[str, Any]:
-        """Measure a ceiling."""
-        return self._call("ceiling", self.settings.candidate_limit_s, name=name, rep_ms=rep_ms)
+    def ceiling(self, name: str, rep_ms: float, warmup_ms: float) -> dict[str, Any]:
+        """One repeat of a ceiling."""
+        limit = self.settings.candidate_limit_s
+        return self._call("ceiling", limit, name=name, rep_ms=rep_ms, warmup_ms=warmup_ms)
 
     @property
     def lost(self) -> bool:

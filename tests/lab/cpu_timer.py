@@ -37,7 +37,7 @@ class CpuTimer:
             times.append((time.perf_counter() - start) * 1e6)
         return {"times_us": times, "sm_mhz": 0.0, "power_w": 0.0}
 
-    def ceiling(self, name, rep_ms):
+    def ceiling(self, name, rep_ms, warmup_ms):
         return {"times_us": [1.0], "sm_mhz": 0.0, "power_w": 0.0, "work_bytes": 1, "work_flops": 1}
 
 
