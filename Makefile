@@ -15,6 +15,9 @@ BASE_PYTHON := $(or $(PYTHON),$(shell $(FIND_PYTHON)),python3)
 VENV_PYTHON := .venv/bin/python
 # Targets that measure: an interpreter named by the caller is used as it is, because it has the right torch for the GPU.
 GPU_PYTHON := $(or $(PYTHON),$(VENV_PYTHON))
+# Other tests import what a machine with a GPU may lack (notebooks, plots).
+GPU_TESTS = $(shell grep -rl --include='test_*.py' 'mark\.gpu' tests)
+GPU_PATH := PYTHONPATH=.:kernels$(if $(PYTHONPATH),:$(PYTHONPATH))
 GPU_SETUP := $(if $(PYTHON),,setup)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -56,16 +59,17 @@ browser: setup ## drive JupyterLab in Chromium; screenshots in out/browser
 	@$(VENV_PYTHON) -m pytest tests/browser
 
 test-gpu: $(GPU_SETUP) ## tests that need a CUDA GPU
-	@PYTHONPATH=.:kernels $(GPU_PYTHON) -m pytest -m gpu tests $(if $(shell $(GPU_PYTHON) -c "import xdist" 2>&1),,-n $(GPU_JOBS))
+	@export $(GPU_PATH); $(GPU_PYTHON) -m pytest -m "gpu and not alone" $(GPU_TESTS) $(if $(shell $(GPU_PYTHON) -c "import xdist" 2>&1),,-n $(GPU_JOBS) --dist loadgroup --no-loadscope-reorder); \
+	  status=$$?; $(GPU_PYTHON) -m pytest -m "gpu and alone" $(GPU_TESTS) || status=$$?; exit $$status
 
 record: $(GPU_SETUP) ## measure again what data/ ships, on this machine's GPU
-	@PYTHONPATH=.:kernels $(GPU_PYTHON) -m chord_lab record --out out/record
+	@$(GPU_PATH) $(GPU_PYTHON) -m chord_lab record --out out/record
 
 bench: $(GPU_SETUP) ## our kernels against the peers that are installed, on this machine's GPU
-	@PYTHONPATH=.:kernels $(GPU_PYTHON) -m benchmarks.compare
+	@$(GPU_PATH) $(GPU_PYTHON) -m benchmarks.compare
 
 nsight: $(GPU_SETUP) ## capture again what data/nsight ships, on this machine's GPU (needs ncu)
-	@PYTHONPATH=.:kernels $(GPU_PYTHON) -m benchmarks.record_nsight
+	@$(GPU_PATH) $(GPU_PYTHON) -m benchmarks.record_nsight
 
 gallery: setup ## draw docs/gallery from the shipped records
 	@$(VENV_PYTHON) -m scripts.gallery

@@ -30,13 +30,32 @@ def _why_no_gpu() -> str:
     return "" if torch.cuda.is_available() else "no CUDA GPU on this machine"
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip GPU tests with the reason."""
+    """Skip GPU tests with the reason. Those of one shape or schedule share a worker: packed, compiled once."""
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    for item in gpu_items:
+        if group := _shape_of(item) or _parameter(item, "schedule"):
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem} {group}"))
+    items.sort(key=lambda item: _turn(item) if item.get_closest_marker("gpu") else 0)
     reason = _why_no_gpu() if gpu_items else ""
     for item in gpu_items:
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _parameter(item: pytest.Item, name: str) -> str:
+    callspec = getattr(item, "callspec", None)
+    return str(callspec.params.get(name, "")) if callspec else ""
+
+
+def _shape_of(item: pytest.Item) -> str:
+    return _parameter(item, "shape")
+
+
+def _turn(item: pytest.Item) -> int:
+    """Long GPU tests first, so that no worker ends alone with one."""
+    return -2 if item.get_closest_marker("slow") else -1 if _shape_of(item) else 0
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

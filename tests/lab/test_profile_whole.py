@@ -227,6 +227,7 @@ def test_rows_of_nsight_python_become_a_trace(tmp_path):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_profile_of_a_decode_point_agrees_with_its_event_times(tmp_path):
     from chord_lab.cli.profile import point_rows
     from chord_lab.cli.profiling import chosen_collector, chosen_jobs, run_profile

@@ -10,8 +10,22 @@ import subprocess
 import sys
 
 import pytest
+import w4a16_moe
 
 SCRIPT = pathlib.Path(__file__).with_name("small_launches.py")
+HOPPER = pathlib.Path(w4a16_moe.__file__).parent / "hopper"
+# Accesses of the warp-specialised kernels that are ordered in ways racecheck does not follow: it reports both ends.
+ORDERED = (
+    # Triton's dispatcher: the roles meet, each in its own code, at `barrier.sync 1` before and after they read their
+    # state. What Triton adds carries the kernel's first line.
+    "def wgmma",
+    "gl.warp_specialize(",
+    # Tile numbers (`tiles.py`): every lane writes the same value, `bar.warp.sync`, one lane arrives on the mbarrier
+    # that readers wait on. Back: every reader loads, `bar.sync`, one thread arrives on the one the writer waits on.
+    "slots.index(slot).store(",
+    "slots.index(slot).load(",
+)
+LAUNCHES = {"portable": 22, "indexed": 15, "grouped": 5}  # of each part: none may be left out unseen
 CLEAN = {"memcheck": "ERROR SUMMARY: 0 errors", "synccheck": "ERROR SUMMARY: 0 errors", "racecheck": "0 hazards"}
 
 
@@ -23,6 +37,17 @@ def sanitizer() -> str:
     return found
 
 
+def unexplained(output: str) -> list[str]:
+    """Places of racecheck's hazards, less those known to be ordered: ``tiles.py:12 source text``."""
+    places = set(re.findall(r"access at \S+ in (\S+\.py):(\d+)", output))
+    lines = {(f, n): (HOPPER / f).read_text().splitlines()[int(n) - 1] for f, n in places if (HOPPER / f).exists()}
+    known = {place for place, line in lines.items() if any(text in line for text in ORDERED)}
+    reported = len(re.findall(r"access at ", output))
+    located = len(re.findall(r"access at \S+ in \S+\.py:\d+", output))
+    found = [f"{f}:{n} {lines.get((f, n), '').strip()}" for f, n in sorted(places - known)]
+    return found + [f"{reported - located} places without a source line"] * (reported > located)
+
+
 def launches(output: str) -> int:
     """How many launches the script says it has compared."""
     match = re.search(r"^(\d+) launches compared", output, flags=re.M)
@@ -30,20 +55,48 @@ def launches(output: str) -> int:
 
 
 @pytest.mark.gpu
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("tool", list(CLEAN))
-def test_compute_sanitizer_finds_nothing(tool):
-    command = [sanitizer(), "--tool", tool, "--error-exitcode", "99", "--print-limit", "5"]
-    command += ["--target-processes", "application-only", sys.executable, str(SCRIPT)]
+@pytest.mark.parametrize("part", list(LAUNCHES))
+def test_compute_sanitizer_finds_nothing(part, tool):
+    command = [sanitizer(), "--tool", tool, "--error-exitcode", "99", "--print-limit", "10000"]
+    command += ["--target-processes", "application-only", sys.executable, str(SCRIPT), part]
     # without torch's cache each tensor is an allocation of its own: a byte past its end is out of bounds
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     output = done.stdout + done.stderr
     if "Device not supported" in output:
         pytest.skip("compute-sanitizer cannot watch this device here")
-    assert done.returncode == 0, output[-3000:]
-    assert CLEAN[tool] in output, output[-3000:]
-    assert launches(done.stdout) > 30
+    if tool == "racecheck" and "Race reported" in output:
+        assert not unexplained(output), output[-3000:]
+    else:
+        assert done.returncode == 0, output[-3000:]
+        assert CLEAN[tool] in output, output[-3000:]
+    assert launches(done.stdout) == LAUNCHES[part]
+
+
+def report(*places: str) -> str:
+    """A hazard as racecheck 2025.3 prints it, its accesses at lines of hopper/FILE that hold TEXT: ``FILE|TEXT``."""
+    accesses = []
+    for place in places:
+        file, text = place.split("|")
+        lines = (HOPPER / file).read_text().splitlines()
+        number = next(n for n, line in enumerate(lines, 1) if text in line)
+        accesses.append(f"access at wgmma_kernel+0x100 in {file}:{number}")
+    first, *others = accesses
+    tail = [f"=========     and Write {access} [3 hazards]" for access in others]
+    return "\n".join([f"========= Error: Race reported between Read {first}", *tail])
+
+
+def test_a_hazard_that_is_not_known_to_be_ordered_is_named():
+    dispatcher = report("wgmma.py|def wgmma_kernel", "wgmma.py|gl.warp_specialize(")
+    queue = report("tiles.py|slots.index(slot).load(", "tiles.py|slots.index(slot).store(")
+    assert unexplained(f"{dispatcher}\n{queue}") == []
+    (found,) = unexplained(report("tiles.py|slots.index(slot).load(", "wgmma.py|entries = load_entries("))
+    assert found.startswith("wgmma.py:") and "load_entries" in found
+    nowhere = "= Error: Race reported between Read access at kernel+0x100"
+    assert unexplained(nowhere) == ["1 places without a source line"]
 
 
 LEGAL = """
