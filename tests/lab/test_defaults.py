@@ -12,7 +12,8 @@ from chord_lab.records.statistics import median_us
 from chord_lab.sweeps.space import default_schedule
 
 DATA = pathlib.Path(__file__).resolve().parents[2] / "data" / "nvidia_h200"
-WORST = 0.05  # over the fastest recorded schedule, at any point of the indexed interface
+# Over the fastest recorded schedule, at the points of the indexed interface, skewed draws among them.
+MEAN, CLOSE, CLOSE_SHARE = 0.02, 0.05, 0.9
 
 
 def test_untuned_schedules_are_near_the_fastest_recorded():
@@ -39,6 +40,7 @@ def test_untuned_schedules_are_near_the_fastest_recorded():
         chosen = default_schedule(point, DEVICES["nvidia_h200"])
         if chosen in known:
             regrets[point.label()] = known[chosen] / min(known.values()) - 1
-    assert len(regrets) > 0.9 * len(times) > 20
-    late = {label: f"{regret:.1%}" for label, regret in regrets.items() if regret > WORST}
-    assert not late
+    assert len(regrets) > 0.9 * len(times) > 100
+    late = {label: f"{regret:.1%}" for label, regret in regrets.items() if regret > CLOSE}
+    assert len(late) < (1 - CLOSE_SHARE) * len(regrets), late
+    assert sum(regrets.values()) / len(regrets) < MEAN, late

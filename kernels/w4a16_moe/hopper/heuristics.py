@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ..block_m import BlockMModel
 from ..devices import DEVICES, Device
@@ -14,7 +15,10 @@ from ..schedule import Schedule, TokenSlicing
 # Turns found in data/nvidia_h200: between recorded points on both sides of them.
 DECODE_TOKENS = 18  # tokens per expert up to which mma.sync leads: it does at 16, wgmma of 32 tokens at 21
 SHORT_K = 2048  # one CTA more per SM hides a tile's start
+MIDDLE_K, MIDDLE_K_TOKENS = range(1024, SHORT_K + 1), 22  # here mma.sync leads longer: at 22, with 32-token tiles
+TWO_SLICES_TOKENS = 12  # with a short K two slices of 8 tokens beat three up to here, though some experts take two tiles
 LONG_K, FEW_WAVES = 4096, 4  # fewer 128-wide tiles than so many an SM, each a long walk along K: narrower ones
+DEEP_CTAS = 6  # narrow tiles with a ring of 8 stages that an SM holds; more tiles than that want the shallow ring
 
 
 def default_schedule(
@@ -44,9 +48,14 @@ def _preferences(
         return
     if few:
         block_m = model.choose(problem.num_experts, routed_m, (8, 16, 24, 32))
-        if block_m <= 16 and profile.interface == "indexed":
-            yield _short_tile(block_m, problem, routed_m, num_sms)
+        if profile.interface == "indexed":
+            if block_m <= 16:
+                yield from _short_tiles(block_m, problem, routed_m, num_sms)
+            elif problem.K <= SHORT_K and tok_e <= TWO_SLICES_TOKENS:
+                yield _tile(16, 128, 64, 4, 4)
         yield from _mma_sync(block_m, profile)
+    if tok_e <= MIDDLE_K_TOKENS and problem.K in MIDDLE_K and profile.interface == "indexed":
+        yield _tile(32, 256, 128, 2, 3)
     sizes = (16, 32, 64) if tok_e <= 48 else (64, 128)
     yield from _wgmma(model.choose(problem.num_experts, routed_m, sizes))
     yield from _wgmma(64)
@@ -54,12 +63,19 @@ def _preferences(
         yield from _mma_sync(32, profile)
 
 
-def _short_tile(block_m: int, problem: MoeProblem, routed_m: int, num_sms: int) -> Schedule:
+def _short_tiles(block_m: int, problem: MoeProblem, routed_m: int, num_sms: int) -> Iterator[Schedule]:
     """Up to 16 tokens: many small CTAs per SM keep more loads in flight than few large ones."""
     tiles = min(problem.num_experts, routed_m) * problem.N // 128
-    narrow = problem.K >= LONG_K and tiles < FEW_WAVES * num_sms
-    block_n, block_k, num_stages = (64, 64, 4) if narrow else (128, 128, 2)
-    ctas_per_sm = 4 if narrow else 7 if problem.K <= SHORT_K else 6
+    if problem.K >= LONG_K and tiles < FEW_WAVES * num_sms:
+        if 2 * tiles < num_sms:  # not a wave even of narrow tiles: each is shared along K
+            yield replace(_tile(8, 64, 64, 8, 2), stream_k=True, persistent=True)
+        if 2 * tiles <= DEEP_CTAS * num_sms:
+            yield _tile(16, 64, 64, 8, 4)
+        yield _tile(block_m, 64, 64, 4, 4)
+    yield _tile(block_m, 128, 128, 2, 7 if problem.K <= SHORT_K else 6)
+
+
+def _tile(block_m: int, block_n: int, block_k: int, num_stages: int, ctas_per_sm: int) -> Schedule:
     return Schedule(
         kernel="mma_sync", block_m=block_m, block_n=block_n, block_k=block_k, num_warps=4, num_stages=num_stages,
         ctas_per_sm=ctas_per_sm, swap_ab=True, token_slicing="branched",
