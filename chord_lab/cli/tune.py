@@ -141,7 +141,11 @@ def _verdicts(directory: pathlib.Path, mix: Traffic | None) -> tuple[pa.Table, l
     from chord_lab.sweeps.winners import winners
 
     table = read_run(directory)
-    return table, traffic_winners(table, mix) if mix else winners(table)
+    return table, traffic_winners(table, mix, say=_note) if mix else winners(table)
+
+
+def _note(text: str) -> None:
+    notes.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _export(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -161,22 +161,37 @@ class _Place:
         return {s for s, cost in proved.items() if cost <= min(proved.values()) * (1 + margin)}
 
 
-def traffic_winners(table: pa.Table, traffic: Traffic, margin: float = MARGIN) -> list[Winner]:
-    """One verdict per projection and token count for the mix, rows merged; `draw` says for what mix.
+class NotMeasured(UserError):
+    """A point or draw of the mix has no record."""
+
+
+def traffic_winners(
+    table: pa.Table, traffic: Traffic, margin: float = MARGIN, say: Callable[[str], None] = lambda text: None
+) -> list[Winner]:
+    """One verdict per profile, projection and token count for the mix, rows merged; `draw` says for what mix.
+
+    A profile that was not measured under all of the mix is left out, if another was; `say` gets a line about it.
 
     Raises:
-        UserError: a point or draw of the mix has no record.
+        UserError: no profile has a record of every point and draw of the mix.
     """
     found = [w for w in winners(table, margin) if w.scenario == traffic.scenario]
     times = candidate_times(table)
     made: list[Winner] = []
+    lacking: list[tuple[str, NotMeasured]] = []
     for profile in dict.fromkeys(w.profile for w in found):
-        for projection in ("gate_up", "down"):
-            mine = [w for w in found if w.profile == profile and w.projection == projection]
-            if mine:
-                made += _projection(mine, times, traffic, margin)
+        own = [w for w in found if w.profile == profile]
+        projections = [[w for w in own if w.projection == name] for name in ("gate_up", "down")]
+        try:
+            verdicts = [w for mine in projections if mine for w in _projection(mine, times, traffic, margin)]
+        except NotMeasured as error:
+            lacking.append((profile, error))
+            continue
+        made += verdicts
     if not made:
-        raise UserError(f"no record of {traffic.scenario} to tune this traffic from")
+        raise lacking[0][1] if lacking else UserError(f"no record of {traffic.scenario} to tune this traffic from")
+    for profile, reason in lacking:
+        say(f"profile {profile} is left out: {reason}")
     return made
 
 
@@ -191,7 +206,7 @@ def _projection(
         lacking = [place for place in wanted if place not in by_place or by_place[place].schedule is None]
         if lacking:
             what = f"{mine[0].projection} at {lacking[0][0]} tokens under {lacking[0][1]}"
-            raise UserError(f"no usable record of {traffic.scenario} {what}: sweep it first (--points, --draw)")
+            raise NotMeasured(f"no usable record of {traffic.scenario} {what}: sweep it first (--points, --draw)")
         here = [by_place[place] for place in wanted]
         default = here[0].default_schedule
         per_draw = [times[w.place()] for w in here]

@@ -137,6 +137,16 @@ def test_a_point_without_records_is_named(tmp_path):
         traffic_winners(table_of(tmp_path), mix(1.0, {20: 0.5, 30: 0.5}))
 
 
+def test_a_profile_that_lacks_part_of_the_mix_is_left_out_and_named(tmp_path):
+    records = read_records(tmp_path).records if table_of(tmp_path) else []
+    other = [replace(r, profile="h200_decode_ep8") for r in records if r.routing.draw == "uniform"]
+    said = []
+    found = traffic_winners(to_table([*other, *records]), mix(0.5), say=said.append)
+    assert {w.profile for w in found} == {"portable"}
+    (line,) = said
+    assert line.startswith("profile h200_decode_ep8 is left out") and "under zipf:1" in line
+
+
 BAD = {
     "scenario: kimi-k2/ep8/decode\npoints: {20: -1}": "must be a number of at least 0",
     "scenario: kimi-k2/ep8/decode\npoints: {20: 0}": "sum to 0",
