@@ -188,7 +188,7 @@ def measure(arguments: argparse.Namespace) -> list[Record]:
     request = Request(
         scenario=",".join(SCENARIOS), source="live", peers="tiles", min_rounds=arguments.rounds, rep_ms=arguments.rep_ms
     )
-    settings = live_settings(request, arguments.out, gpus[0])
+    settings = replace(live_settings(request, arguments.out, gpus[0]), baseline=False)  # it never competes, and is slow
     device = live_device(settings, gpus[0])
     plan = bench_plan(bench_points(), device.slug)
     budget = Budget(arguments.budget_seconds)

@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ from chord_lab.measurement.nvml import BusyMonitor, Nvml, visible_gpus
 from chord_lab.measurement.rounds import RoundsPolicy
 from chord_lab.measurement.worker import WorkerSettings
 from chord_lab.records.attempt import Candidate, Point, point_from_dict, point_to_dict
-from chord_lab.records.parquet import read_tables
+from chord_lab.records.parquet import read_records, read_tables
 from chord_lab.sweeps.plan import Plan
 from chord_lab.sweeps.points import scenario_points
 from chord_lab.sweeps.run import run
@@ -215,7 +215,10 @@ def compare(options: argparse.Namespace, gpu: str) -> None:
     against = final(point, pair, options.out, gpu)
     for folder in caches.values():
         shutil.rmtree(folder, ignore_errors=True)
+    first = read_records([options.out / "sweep"]).records[0]
     report = {
+        "date": first.date,
+        "environment": asdict(first.environment),
         "point": point.label(),
         "cores": usable_cores(),
         "ours": ours,
