@@ -15,6 +15,7 @@ import sys
 import pandas as pd
 import pyarrow.parquet as pq
 
+from benchmarks.compare import BETWEEN
 from chord_lab.scenarios import get_scenario
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -79,11 +80,12 @@ def figures() -> str:
 def scenario_rows(frame: pd.DataFrame, scenario: str) -> list[str]:
     """A line for each token count and draw at which both projections were timed."""
     layer = get_scenario(scenario)
+    shown = {p.num_tokens for p in layer.points if p.published} | set(BETWEEN.get(scenario, ()))
     frame = frame[frame["profile"] == layer.profile]
     rows = []
     for (other, draw, tokens), point in frame.groupby([frame["routing"] != layer.draw, "routing", "num_tokens"]):
         ours = layer_us(point, "w4a16_moe")
-        if ours is None or (not other and tokens not in {p.num_tokens for p in layer.points if p.published}):
+        if ours is None or (not other and tokens not in shown):
             continue
         per_expert = point["routed_m"].iloc[0] / layer.problem("gate_up").num_experts
         mark = f" {DOUBT}" if drifted(point) else ""
@@ -109,8 +111,8 @@ def layer_us(point: pd.DataFrame, implementation: str) -> float | None:
 
 def drifted(point: pd.DataFrame) -> bool:
     """Whether an implementation's interleaved repeats lie further apart than `DRIFT`."""
-    shown = point[point["implementation"].isin(["w4a16_moe", "humming", "humming_best_tile"])]
-    return any(len(r) > 1 and max(r) - min(r) > DRIFT * pd.Series(r).median() for r in shown["rounds_us"])
+    compared = point[point["implementation"].isin(["w4a16_moe", "humming", "humming_best_tile"])]
+    return any(len(r) > 1 and max(r) - min(r) > DRIFT * pd.Series(r).median() for r in compared["rounds_us"])
 
 
 def latency() -> list[str]:
