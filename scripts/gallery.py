@@ -26,7 +26,7 @@ from chord_lab.widgets.measurements import Measurements
 from chord_lab.widgets.selection import Selection
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-DECODE, PREFILL = "kimi-k2/ep8/decode", "kimi-k2/ep8/prefill"
+DECODE, PREFILL, SMALL_BATCH = "kimi-k2/ep8/decode", "kimi-k2/ep8/prefill", "kimi-k2/tp8/decode"
 WIDTH, SCALE = 1000, 1.5
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
@@ -75,8 +75,8 @@ def timeline(data: Measurements) -> go.Figure:
 
 def winners(data: Measurements) -> go.Figure:
     """Who beats the default."""
-    found = data.winners(PREFILL, draw="uniform")
-    return figures.draw_winners(found, data.source(data.of_scenario(PREFILL)))
+    found = data.winners(SMALL_BATCH, draw="uniform")
+    return figures.draw_winners(found, data.source(data.of_scenario(SMALL_BATCH)))
 
 
 def layer_decode(data: Measurements) -> go.Figure:

@@ -25,6 +25,8 @@ from chord_lab.sweeps.winners import Winner
 
 Times = Sequence[float | None]
 MOST_CELLS = 40_000  # a heatmap of more cells than this is thinned, and says so
+ALIKE = 0.01  # times closer than this share count as level where a title says who leads
+MOST_RUNS = 3  # stretches of tokens that a title can name
 
 
 def draw_block_m(info: CrossoverInfo) -> go.Figure:
@@ -328,9 +330,14 @@ def _shared_knobs(info: SlicingInfo) -> str:
 
 
 def slicing_finding(info: SlicingInfo) -> str:
-    """The slicing with the least time most often, and what each of the others takes over it at the same points."""
+    """Which slicing leads where along the tokens; or which one leads most often, and what the others take over it."""
     columns = zip(*info.time_us, strict=True)
     at = [{n: t for n, t in zip(info.slicing, times, strict=True) if t is not None} for times in columns]
+    runs = _leaders(at)
+    if 1 < len(runs) <= MOST_RUNS:
+        x = info.tokens_per_expert
+        spans = [f"{name} at {x[a]:.3g}" if a == b else f"{name} from {x[a]:.3g} to {x[b]:.3g}" for name, a, b in runs]
+        return f"{info.projection}: in the lead {', then '.join(spans)} tokens per expert"
     firsts = [min(times, key=lambda name: times[name]) for times in at]
     best = max(info.slicing, key=firsts.count)
     over = []
@@ -341,6 +348,23 @@ def slicing_finding(info: SlicingInfo) -> str:
     return (
         f"{info.projection}: {best} is fastest at {firsts.count(best)} of {len(at)} points; over it: {', '.join(over)}"
     )
+
+
+def _leaders(at: list[dict[str, float]]) -> list[tuple[str, int, int]]:
+    """(name, first, last) of as few stretches as possible in each of which one name is within `ALIKE` of the least."""
+    runs: list[tuple[set[str], int, int]] = []
+    for place, times in enumerate(at):
+        near = {name for name, time in times.items() if time <= min(times.values()) * (1 + ALIKE)}
+        if runs and runs[-1][0] & near:
+            names, first, _ = runs.pop()
+            runs.append((names & near, first, place))
+        else:
+            runs.append((near, place, place))
+
+    def best(names: set[str], a: int, b: int) -> str:
+        return min(names, key=lambda name: sum(times[name] for times in at[a : b + 1]))
+
+    return [(best(*run), *run[1:]) for run in runs]
 
 
 def draw_waves(info: WavesInfo) -> go.Figure:

@@ -17,22 +17,24 @@ def crossover(made_frame):
     return analysis.crossover_info(made_frame, projection="gate_up")
 
 
+def slicings(made):
+    records = [
+        made.record(t, routed_m=m, schedule=made.schedule(16, token_slicing=s))
+        for m in (192, 384)
+        for s, t in (("static", 100.0), ("dynamic", 90.0))
+    ]
+    return analysis.slicing_info(to_frame(records), projection="gate_up")
+
+
 def every_figure(made, frame):
     crossover = analysis.crossover_info(frame, projection="gate_up")
-    slicing = to_frame(
-        [
-            made.record(t, routed_m=m, schedule=made.schedule(16, token_slicing=s))
-            for m in (192, 384)
-            for s, t in (("static", 100.0), ("dynamic", 90.0))
-        ]
-    )
     first, second = made.schedule(64).label(), made.schedule(16).label()
     return {
         "block_m": figures.draw_block_m(crossover),
         "crossover": figures.draw_crossover(crossover, analysis.turn_info(crossover)),
         "winners": figures.draw_winners(winners(to_table([*made.sweep(), *made.peers()])), SOURCE),
         "roofline": figures.draw_roofline(analysis.roofline_info(frame)),
-        "slicing": figures.draw_slicing(analysis.slicing_info(slicing, projection="gate_up")),
+        "slicing": figures.draw_slicing(slicings(made)),
         "waves": figures.draw_waves(analysis.waves_info(frame, projection="gate_up")),
         "layer": comparison_figures.draw_layer(analysis.layer_info(frame)),
         "compare": comparison_figures.draw_compare(analysis.compare_info(frame)),
@@ -57,6 +59,19 @@ def test_titles_state_the_finding(made, made_frame):
     assert "of the measured ceiling" in title(drawn["roofline"])
     assert "dynamic is fastest at 2 of 2 points; over it: static +11.1%" in title(drawn["slicing"])
     assert "times our time for the layer; ours is faster at 4 of 4 points" in title(drawn["layer"])
+
+
+def test_the_slicing_title_says_who_leads_where(made):
+    """Times closer than one percent are level, so a lead does not change hands for less."""
+    info = slicings(made)
+    times = [[100.0, 100.0, 120.0, 121.0], [100.5, 99.5, 118.0, 100.0]]
+    info = info._replace(slicing=["static", "branched"], tokens_per_expert=[3.0, 6.0, 12.0, 24.0], time_us=times)
+    assert (
+        figures.slicing_finding(info) == "gate_up: branched is fastest at 3 of 4 points; over it: static -0.5 to +21.0%"
+    )
+    info = info._replace(time_us=[times[0], [130.0, 99.5, 118.0, 100.0]])
+    found = figures.slicing_finding(info)
+    assert found == "gate_up: in the lead static from 3 to 6, then branched from 12 to 24 tokens per expert"
 
 
 def test_block_m_lines_hold_the_infos_numbers(crossover):
