@@ -57,7 +57,7 @@ def draw_block_m(info: CrossoverInfo) -> go.Figure:
         source=f"{info.source}; {info.scenario}, draw {info.draw}; star: fastest; whiskers: quartiles of repeats",
         x="block_m, rows",
         y="time, us",
-        yaxis=log_axis([t for row in info.time_us for t in row], alone=True),
+        yaxis=look.log_axis([t for row in info.time_us for t in row], alone=True),
         height=430,
         xaxis={"type": "category", "categoryorder": "array", "categoryarray": labels},
     )
@@ -107,7 +107,7 @@ def draw_crossover(info: CrossoverInfo, turn: TurnInfo | None = None) -> go.Figu
         + ("; green: thresholds as good as the best" if turn else ""),
         x="tokens per expert (mean rows of a local expert)",
         y="time over the best block_m, %",
-        xaxis=log_axis(x),
+        xaxis=look.log_axis(x),
         yaxis_range=[-2, min(100.0, _most(figure) * 1.1 + 2)],
         height=430,
     )
@@ -132,29 +132,6 @@ def span(low: float, high: float) -> str:
     if math.isinf(high):
         return f"above {low:.3g}" if low else "of any number of"
     return f"between {low:.3g} and {high:.3g}" if low else f"up to {high:.3g}"
-
-
-def log_axis(values: Sequence[float | None], *, alone: bool = False) -> dict[str, Any]:
-    """A log axis labelled 1, 2, 5, 10, ...: plotly's own labels drop the zeros of what lies between decades.
-
-    alone: the axis shows these values and nothing beyond, so that few of those labels may fall on it.
-    """
-    known = [v for v in values if v is not None and v > 0]
-    if not known:
-        return {"type": "log"}
-    low, high = math.floor(math.log10(min(known))), math.ceil(math.log10(max(known)))
-    marks = [m * 10.0**d for d in range(low, high + 1) for m in (1, 2, 5)]
-    ticks = sorted({*marks, *(_between(min(known), max(known)) if alone else ())})
-    return {"type": "log", "tickvals": ticks, "ticktext": [f"{t:g}" for t in ticks]}
-
-
-def _between(low: float, high: float) -> list[float]:
-    """Round numbers for values of less than a decade, of which 1, 2, 5 would label one or none."""
-    if not low < high < 10 * low:
-        return []
-    scale = 10.0 ** math.floor(math.log10((high - low) / 5))
-    step = next(m * scale for m in (1, 2, 5, 10) if (high - low) / (m * scale) <= 5)
-    return [round(k * step, 10) for k in range(max(1, math.floor(low / step)), math.ceil(high / step) + 1)]
 
 
 def _upright(x: float, colour: str, dash: str) -> dict[str, Any]:
@@ -256,8 +233,8 @@ def roofline_axes(info: RooflineInfo) -> dict[str, Any]:
         ),
         "x": "FLOPs per byte that must move",
         "y": "TFLOPS of real rows",
-        "xaxis": log_axis(info.intensity),
-        "yaxis": log_axis(info.tflops),
+        "xaxis": look.log_axis(info.intensity),
+        "yaxis": look.log_axis(info.tflops),
     }
 
 
@@ -391,7 +368,7 @@ def draw_waves(info: WavesInfo) -> go.Figure:
         source=f"{info.source}; {info.num_sms} SMs; if all tiles took equally long",
         x="waves (tiles / slots)",
         y="idle slot-time, %",
-        xaxis=log_axis(info.waves, alone=True),
+        xaxis=look.log_axis(info.waves, alone=True),
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -90,3 +92,26 @@ def for_print(figure: go.Figure) -> go.Figure:
     dark = "#222222"
     printed.update_layout(paper_bgcolor="white", plot_bgcolor="white", font_color=dark, title_font_color=dark)
     return printed
+
+
+def log_axis(values: Sequence[float | None], *, alone: bool = False) -> dict[str, Any]:
+    """A log axis labelled 1, 2, 5, 10, ...: plotly's own labels drop the zeros of what lies between decades.
+
+    alone: the axis shows these values and nothing beyond, so that few of those labels may fall on it.
+    """
+    known = [v for v in values if v is not None and v > 0]
+    if not known:
+        return {"type": "log"}
+    low, high = math.floor(math.log10(min(known))), math.ceil(math.log10(max(known)))
+    marks = [m * 10.0**d for d in range(low, high + 1) for m in (1, 2, 5)]
+    ticks = sorted({*marks, *(_between(min(known), max(known)) if alone else ())})
+    return {"type": "log", "tickvals": ticks, "ticktext": [f"{t:g}" for t in ticks]}
+
+
+def _between(low: float, high: float) -> list[float]:
+    """Round numbers for values of less than a decade, of which 1, 2, 5 would label one or none."""
+    if not low < high < 10 * low:
+        return []
+    scale = 10.0 ** math.floor(math.log10((high - low) / 5))
+    step = next(m * scale for m in (1, 2, 5, 10) if (high - low) / (m * scale) <= 5)
+    return [round(k * step, 10) for k in range(max(1, math.floor(low / step)), math.ceil(high / step) + 1)]

@@ -10,7 +10,6 @@ from plotly.subplots import make_subplots
 
 from chord_lab.analysis.load import LoadInfo
 from chord_lab.export import look, palette
-from chord_lab.export.figures import log_axis
 from chord_lab.traces.table import shorten
 from chord_lab.traces.views import Bars, Lane, Roofline, RooflinePoint, SideBySide, Timeline
 
@@ -135,8 +134,8 @@ def draw_nsight_roofline(info: Roofline, *, source: str, chosen: tuple[str, ...]
         source="; ".join([f"{source}; FLOPs of real rows, DRAM bytes as counted", *info.notes]),
         x="FLOPs per byte of DRAM traffic",
         y="TFLOPS of real rows",
-        xaxis=log_axis(list(x)),
-        yaxis=log_axis([p.tflops for p in info.points]),
+        xaxis=look.log_axis(list(x)),
+        yaxis=look.log_axis([p.tflops for p in info.points]),
     )
 
 

@@ -174,8 +174,8 @@ def test_colours_are_told_apart_by_meaning():
     ],
 )
 def test_log_axes_have_whole_labels(values, ticks):
-    axis = figures.log_axis(values, alone=True)
+    axis = look.log_axis(values, alone=True)
     assert axis["type"] == "log"
     assert axis.get("ticktext") == ticks
-    beside = figures.log_axis(values).get("ticktext", ())
+    beside = look.log_axis(values).get("ticktext", ())
     assert all(text.rstrip("0") in "125" for text in beside)  # ticks of values that others lie far from
