@@ -215,7 +215,13 @@ class TurnInfo(NamedTuple):
     default_threshold: float
     default_regret: float
     default_is_best: bool
+    both_sides: bool  # whether points lie on both sides of the default: else nothing here judges it
     source: str
+
+
+def changes_in_words(info: CrossoverInfo) -> str:
+    """``32 to 64 between 21.3 and 40; 64 to 128 between 42.7 and 60``, empty where one block_m serves every point."""
+    return "; ".join(f"{c.old} to {c.new} between {c.after:.3g} and {c.before:.3g}" for c in info.changes)
 
 
 def turn_info(info: CrossoverInfo, *, model: BlockMModel = PACKAGE_MODEL) -> TurnInfo:
@@ -247,6 +253,7 @@ def turn_info(info: CrossoverInfo, *, model: BlockMModel = PACKAGE_MODEL) -> Tur
         default_threshold=DEFAULT_THRESHOLD,
         default_regret=default_regret,
         default_is_best=default_regret <= least + NOISE / len(info.tokens_per_expert),
+        both_sides=tokens[0] < DEFAULT_THRESHOLD <= tokens[-1],
         source=info.source,
     )
 

@@ -19,6 +19,7 @@ from chord_lab.analysis import (
     SlicingInfo,
     TurnInfo,
     WavesInfo,
+    changes_in_words,
 )
 from chord_lab.export import look, palette
 from chord_lab.sweeps.winners import Winner
@@ -119,7 +120,7 @@ def _most(figure: go.Figure) -> float:
 
 def _turn_sentence(info: CrossoverInfo, turn: TurnInfo | None) -> str:
     if turn is None:
-        changes = "; ".join(f"{c.old} to {c.new} between {c.after:.3g} and {c.before:.3g}" for c in info.changes)
+        changes = changes_in_words(info)
         return f"block_m turns from {changes} tokens per expert" if changes else "one block_m serves every point"
     cost = turn.default_regret - turn.best_regret
     usual = f"{turn.default_threshold:g}"

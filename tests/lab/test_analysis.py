@@ -89,6 +89,17 @@ def test_turn_is_an_interval_between_points(made_frame):
     assert turn.default_regret == analysis.threshold_info(info, 80).mean_regret
 
 
+def test_points_on_one_side_of_the_default_judge_no_threshold(made):
+    """960 and 7680 rows of 48 experts are 20 and 160 tokens per expert; 1920 are 40."""
+    sides = {960: {64: 100, 128: 130}, 7680: {64: 600, 128: 400}}
+    info = analysis.crossover_info(to_frame(turn_records(made, sides)), projection="gate_up")
+    assert analysis.turn_info(info).both_sides
+    assert analysis.changes_in_words(info) == "64 to 128 between 20 and 160"
+    one = {960: {64: 100, 128: 130}, 1920: {64: 100, 128: 130}}
+    info = analysis.crossover_info(to_frame(turn_records(made, one)), projection="gate_up")
+    assert not analysis.turn_info(info).both_sides and analysis.changes_in_words(info) == ""
+
+
 def test_unlike_environments_are_never_mixed(made, made_run):
     other = made_run(driver="999")
     frame = to_frame([*made.sweep(), *other.sweep()])
