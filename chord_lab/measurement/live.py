@@ -14,6 +14,7 @@ from chord_lab.errors import UserError
 from chord_lab.measurement.child import ChildFailure
 from chord_lab.measurement.compile_ahead import SERVER, CompileAhead
 from chord_lab.measurement.contest import LOAD_S, Contest
+from chord_lab.measurement.features import floor_us
 from chord_lab.measurement.memory import FLUSH_BYTES
 from chord_lab.measurement.peers.ahead import HUMMING_AHEAD, PeersAhead
 from chord_lab.measurement.rounds import RoundsPolicy
@@ -23,7 +24,7 @@ from chord_lab.records.attempt import Candidate, Point, Sink
 from chord_lab.records.journal import now
 from chord_lab.records.record import Environment, Method, Record
 
-GRAPH_BELOW_BYTES = 250 * 10**6  # 60 us at 4.2 TB/s: below, the host's time for a launch would show
+GRAPH_BELOW_US = 500.0  # floor of a point's time: below, the host's 50 to 200 us for a launch may show on a busy host
 CEILINGS = ("copy", "dense_bf16")
 
 
@@ -195,12 +196,11 @@ class LiveSession:
 
 
 def timer_of(point: Point) -> str:
-    """How launches of a point are timed: from a graph where the host's share would show.
+    """How launches of a point are timed: from a graph where the host's share could show.
 
-    A grouped launch is a public call with its checks and, for masked rows, a second kernel: up to 200 us of Python.
+    A grouped launch is a public call with its checks and, for masked rows, a second kernel: always from a graph.
     """
-    slow_host = point.interface != "indexed"
-    return "graph_replay" if slow_host or point.num_bytes < GRAPH_BELOW_BYTES else "cuda_event"
+    return "graph_replay" if point.interface != "indexed" or floor_us(point) < GRAPH_BELOW_US else "cuda_event"
 
 
 def missing(point: Point, candidates: list[Candidate], done: Collection[str]) -> list[Candidate]:
