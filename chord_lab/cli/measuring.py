@@ -204,17 +204,10 @@ def points_of(request: Request) -> list[Point]:
 
 
 def _live(request: Request, out: pathlib.Path) -> tuple[Measure, Plan]:
-    from chord_lab.measurement.live import LiveMeasure, require_gpu
-
     if request.search != "grid":
         return _search(request, out)
-    if request.dask is not None:
-        return _spread(request, out)
-    gpus = visible_gpus()
-    require_gpu(gpus)
-    settings = live_settings(request, out, gpus[0])
-    device = live_device(settings, gpus[0])
-    return LiveMeasure(settings), plan_for(request, device)
+    measure, device = over_workers(request, out) if request.dask is not None else on_this_gpu(request, out)
+    return measure, plan_for(request, device)
 
 
 def _search(request: Request, out: pathlib.Path) -> tuple[Measure, Plan]:
@@ -239,8 +232,8 @@ def _search(request: Request, out: pathlib.Path) -> tuple[Measure, Plan]:
     return search, plan
 
 
-def _spread(request: Request, out: pathlib.Path) -> tuple[Measure, Plan]:
-    """Over dask workers; the plan is judged for this host's GPU, or for --device where the workers are elsewhere."""
+def over_workers(request: Request, out: pathlib.Path) -> tuple[Measure, Device]:
+    """Over dask workers; what is planned is judged for this host's GPU, or for --device where they are elsewhere."""
     from w4a16_moe.devices import device_slug
 
     from chord_lab.measurement.cluster import ClusterMeasure
@@ -255,8 +248,17 @@ def _spread(request: Request, out: pathlib.Path) -> tuple[Measure, Plan]:
     workers = max(1, len(gpus)) if where in ("local", "cuda") else 1
     if request.jobs is None:  # workers of one host share its cores
         request = replace(request, jobs=compilers(share=workers))
-    measure = ClusterMeasure(where, live_settings(request, out, None), device=device.slug)
-    return measure, plan_for(request, device)
+    return ClusterMeasure(where, live_settings(request, out, None), device=device.slug), device
+
+
+def on_this_gpu(request: Request, out: pathlib.Path) -> tuple[Measure, Device]:
+    """On the first GPU that is visible here."""
+    from chord_lab.measurement.live import LiveMeasure, require_gpu
+
+    gpus = visible_gpus()
+    require_gpu(gpus)
+    settings = live_settings(request, out, gpus[0])
+    return LiveMeasure(settings), live_device(settings, gpus[0])
 
 
 def live_settings(request: Request, out: pathlib.Path, gpu: str | None) -> Any:

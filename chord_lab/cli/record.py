@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chord_lab.cli import app, console, notes, print_json
-from chord_lab.cli.measuring import Request, check_budget, interruptible, live_device, live_settings, visible_gpus
+from chord_lab.cli.measuring import Request, check_budget, interruptible, on_this_gpu, over_workers
 from chord_lab.cli.progress import watching
 from chord_lab.errors import UserError
 
@@ -45,6 +45,9 @@ def record(
     min_rounds: Annotated[int, typer.Option(help="Interleaved repeats of every candidate.")] = 3,
     rep_ms: Annotated[float, typer.Option(help="Milliseconds of one repeat.")] = 10.0,
     jobs: Annotated[int | None, typer.Option(help="Compiling processes.")] = None,
+    dask: Annotated[
+        str | None, typer.Option(help="Over dask workers: local (one a GPU), cuda, or ADDRESS of a scheduler.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the routing draws.")] = 0,
     missing_from: Annotated[
         pathlib.Path | None, typer.Option(help="Only points that these records lack or hold in part.")
@@ -68,6 +71,7 @@ def record(
         min_rounds=min_rounds,
         rep_ms=rep_ms,
         jobs=jobs,
+        dask=dask,
         rounds={"max_rounds": max(min_rounds, MAX_ROUNDS), "keep": (48, 24, 6, 4)},
     )
     request.check()
@@ -99,19 +103,15 @@ def _record(
     budget_seconds: float | None,
 ) -> dict[str, Any]:
     """Measure the points and write the file that ships; Ctrl-C and a used-up budget leave what was measured."""
-    from chord_lab.measurement.live import LiveMeasure, require_gpu
     from chord_lab.sweeps.plan import make_plan
     from chord_lab.sweeps.run import Budget, run
 
-    gpus = visible_gpus()
-    require_gpu(gpus)
-    settings = live_settings(request, out, gpus[0])
-    device = live_device(settings, gpus[0])
+    measure, device = over_workers(request, out) if request.dask is not None else on_this_gpu(request, out)
     plan = make_plan(_runnable(wanted, device), device, space=request.space)
     plan = plan.at_unfinished_points(recorded_keys(missing_from, device))
     began, budget = time.monotonic(), Budget(budget_seconds)
     with watching() as watch, interruptible(out):
-        done = run(plan, LiveMeasure(settings), out, resume=resume, budget=budget, about=request.about(), watch=watch)
+        done = run(plan, measure, out, resume=resume, budget=budget, about=request.about(), watch=watch)
     path = ship(out)
     return {**summary_of(out), "seconds": time.monotonic() - began, "partial": done.cut_short, "file": str(path)}
 

@@ -73,6 +73,7 @@ def refused(monkeypatch, capsys):
         (("sweep", DECODE, "--seed", "9" * 30), "--seed must be below"),
         (("sweep", DECODE, "--dask", ""), "--dask is empty; legal: local, cuda"),
         (("record", "--budget-seconds", "nan"), "--budget-seconds must be more than 0"),
+        (("record", "--dask", " "), "--dask is empty"),
         (("table", "lookup", ".", "--m", "4", "--shape", "²,3", "--device-name", "X"), "say which table with --shape"),
         (("record", "--plan-only", "--points", "20"), "legal are all, published"),
         (("predict", DECODE, "--profile", "nope"), "--profile 'nope'"),
