@@ -12,11 +12,12 @@ from w4a16_moe.schedule import Schedule
 
 from chord_lab.records.attempt import Point
 from chord_lab.records.decode import decode, group
-from chord_lab.records.frames import round_medians, segment_medians
 from chord_lab.records.intervals import interval
 from chord_lab.records.peer_tile import tile_text
 from chord_lab.sweeps.flags import point_flags
 from chord_lab.sweeps.recorded import LIKENESS_COLUMNS, newest_runs
+from chord_lab.sweeps.timed import Timed, timed_rows
+from chord_lab.sweeps.unsteady import is_unsteady, whole_range
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,25 +80,6 @@ class CandidateTime(NamedTuple):
     ratios: npt.NDArray[np.float64]  # to the default, of each round that has both
 
 
-@dataclass
-class _Timed:
-    """Every row's repeats and its time relative to the default's in the same rounds."""
-
-    row: npt.NDArray[np.int64]  # of each repeat
-    round: npt.NDArray[np.int64]
-    median: npt.NDArray[np.float64]
-    ratio: npt.NDArray[np.float64]  # to the default in that round; NaN where they do not pair
-    estimate: npt.NDArray[np.float64]  # by row: median ratio, or median time where nothing pairs
-    pairs: npt.NDArray[np.int64]  # by row
-    time: npt.NDArray[np.float64]  # by row: median repeat's median, NaN unless ok
-
-    def ratios_of(self, row: int) -> npt.NDArray[np.float64]:
-        """A row's ratios to the default, of the rounds that pair; rows of repeats ascend."""
-        start, stop = np.searchsorted(self.row, (row, row + 1))
-        ratios = self.ratio[start:stop]
-        return ratios[~np.isnan(ratios)]
-
-
 def winners(table: pa.Table, margin: float = MARGIN) -> list[Winner]:
     """One verdict per point, run, environment and method; unlike ones are never compared with each other."""
     table = newest_runs(table)[0]
@@ -120,9 +102,11 @@ def candidate_times(table: pa.Table) -> dict[Place, dict[Schedule, CandidateTime
         tried = rows[(columns["kind"][rows] == "candidate") & ~np.isnan(timed.time[rows])]
         if not len(tried):
             continue
+        default = next((int(r) for r in tried if columns["default"][r]), None)
         defaults = timed.time[tried[columns["default"][tried]]]
+        pairs = bool(len(defaults)) and not is_unsteady(default, tried, timed)
         times = np.where(
-            (timed.pairs[tried] > 0) & bool(len(defaults)),
+            (timed.pairs[tried] > 0) & pairs,
             timed.estimate[tried] * (np.median(defaults) if len(defaults) else 1.0),
             timed.time[tried],
         )
@@ -135,17 +119,17 @@ def candidate_times(table: pa.Table) -> dict[Place, dict[Schedule, CandidateTime
         for row, time_us in zip(tried, times, strict=True):
             schedule = _schedule(decoded, int(row))
             if schedule is not None:
-                by_schedule[schedule] = CandidateTime(float(time_us), timed.ratios_of(int(row)))
+                by_schedule[schedule] = CandidateTime(float(time_us), timed.pairs_of(int(row))[1])
     return found
 
 
-def _contests(table: pa.Table) -> tuple[Any, dict[str, Any], _Timed, list[npt.NDArray[np.int64]]]:
+def _contests(table: pa.Table) -> tuple[Any, dict[str, Any], Timed, list[npt.NDArray[np.int64]]]:
     """The rows of each contest: one point, run, environment and method."""
     decoded = decode(table)
     own, _ = group(table.select(["run_id", *LIKENESS_COLUMNS, *METHOD_COLUMNS]))
     contest = np.where(decoded.point_of_row >= 0, decoded.point_of_row * (own.max(initial=0) + 1) + own, -1)
     columns = _columns(table)
-    timed = _timed(table, columns, contest)
+    timed = timed_rows(table, columns, contest)
     order = np.argsort(contest, kind="stable")
     order = order[np.searchsorted(contest[order], 0) :]
     starts = np.flatnonzero(np.diff(np.concatenate([[-1], contest[order]])))
@@ -168,62 +152,12 @@ def _columns(table: pa.Table) -> dict[str, Any]:
     return columns
 
 
-def _timed(table: pa.Table, columns: dict[str, Any], contest: npt.NDArray[np.int64]) -> _Timed:
-    ok = columns["status"] == "ok"
-    rows, medians = round_medians(table["times_us"].combine_chunks())
-    count = np.bincount(rows, minlength=len(table))
-    rounds = _round_numbers(table, count)
-    usable = ok[rows] & (medians > 0) & np.isfinite(medians)
-    rows, medians, rounds = rows[usable], medians[usable], rounds[usable]
-    time = np.full(len(table), np.nan)
-    per_row = np.bincount(rows, minlength=len(table))
-    time[per_row > 0] = segment_medians(medians, per_row)[per_row > 0]
-    reference = columns["default"] & (columns["kind"] == "candidate")
-    ratio = medians / _reference_medians(rows, rounds, medians, reference, contest)
-    paired = ~np.isnan(ratio)
-    pairs = np.bincount(rows[paired], minlength=len(table))
-    estimate = segment_medians(ratio[paired], pairs)
-    return _Timed(rows, rounds, medians, ratio, estimate, pairs, time)
-
-
-def _round_numbers(table: pa.Table, count: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The round of each repeat; a record that does not say it for each counts its repeats from 0."""
-    array = table["rounds"].combine_chunks()
-    array = array.fill_null([]) if array.null_count else array
-    lengths = np.diff(array.offsets.to_numpy())
-    starts = np.cumsum(count) - count
-    rounds = np.arange(count.sum()) - np.repeat(starts, count)
-    said = lengths == count
-    stored = array.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
-    rounds[np.repeat(said, count)] = stored[np.repeat(said, lengths)]
-    return rounds
-
-
-def _reference_medians(
-    rows: npt.NDArray[np.int64],
-    rounds: npt.NDArray[np.int64],
-    medians: npt.NDArray[np.float64],
-    reference: npt.NDArray[np.bool_],
-    contest: npt.NDArray[np.int64],
-) -> npt.NDArray[np.float64]:
-    """For each repeat, the default's median in the same contest and round; NaN where it was not measured."""
-    width = int(rounds.max(initial=0)) + 1
-    place = contest[rows] * width + rounds
-    of_default = reference[rows]
-    keys, index = np.unique(place[of_default], return_index=True)
-    values = medians[of_default][index]
-    if not len(keys):
-        return np.full(len(rows), np.nan)
-    at = np.minimum(np.searchsorted(keys, place), len(keys) - 1)
-    return np.where(keys[at] == place, values[at], np.nan)
-
-
 def _verdict(
     rows: npt.NDArray[np.int64],
     decoded: Any,
     *,
     columns: dict[str, Any],
-    timed: _Timed,
+    timed: Timed,
     ceilings: dict[str, dict[str, float]],
     margin: float,
 ) -> Winner:
@@ -240,11 +174,14 @@ def _verdict(
     }
     if not len(fine):
         return Winner(**common, **_NOTHING)
-    best, score = _fastest(fine, timed)
+    unsteady = is_unsteady(default, fine, timed)
+    best, score = _fastest(fine, timed, paired=not unsteady)
     flags = point_flags(point, rows, best, columns=columns, timed=timed, ceilings=ceilings.get(common["run_id"], {}))
+    if unsteady:
+        flags = (*flags, "unsteady: the default's repeats jump by themselves, so times are compared unpaired")
     if columns["default"][best]:
         default = best
-    decided = _decide(best, default, timed, margin)
+    decided = (_decide_unpaired if unsteady else _decide)(best, default, timed, margin)
     wins = decided["verdict"] == "win" or default is None
     chosen = best if wins or default is None else default
     # on a tie the default stays: one time stands for it, or the tie would look like a gain or a loss
@@ -274,7 +211,7 @@ def _place(point: Point) -> dict[str, Any]:
     }
 
 
-def _counts(tried: npt.NDArray[np.int64], decoded: Any, columns: dict[str, Any], timed: _Timed) -> dict[str, Any]:
+def _counts(tried: npt.NDArray[np.int64], decoded: Any, columns: dict[str, Any], timed: Timed) -> dict[str, Any]:
     """Candidates and failures; a default may have several records, and counts once."""
     _, first = np.unique(decoded.candidate_of_row[tried], return_index=True)
     once = tried[first]
@@ -304,16 +241,16 @@ _NOTHING: dict[str, Any] = {
 }
 
 
-def _fastest(fine: npt.NDArray[np.int64], timed: _Timed) -> tuple[int, npt.NDArray[np.float64]]:
+def _fastest(fine: npt.NDArray[np.int64], timed: Timed, *, paired: bool) -> tuple[int, npt.NDArray[np.float64]]:
     """The fastest row and every row's score; who was timed too few times for a fair comparison does not lead."""
-    paired = timed.pairs[fine] > 0
-    score = np.where(paired, timed.estimate[fine], np.inf) if paired.any() else timed.time[fine]
+    pairs = timed.pairs[fine] > 0
+    score = np.where(pairs, timed.estimate[fine], np.inf) if paired and pairs.any() else timed.time[fine]
     enough = np.minimum(ENOUGH_ROUNDS, timed.pairs[fine].max())
     score = np.where(timed.pairs[fine] >= enough, score, np.inf)
     return int(fine[np.argmin(score)]), score
 
 
-def _decide(best: int, default: int | None, timed: _Timed, margin: float) -> dict[str, Any]:
+def _decide(best: int, default: int | None, timed: Timed, margin: float) -> dict[str, Any]:
     """win: the whole interval lies below the default by more than the margin; without a default to beat, a win."""
     if default is None or np.isnan(timed.time[default]):
         return {**_numbers(None, None, None, None, 0), "verdict": "win"}
@@ -335,6 +272,18 @@ def _decide(best: int, default: int | None, timed: _Timed, margin: float) -> dic
     }
 
 
+def _decide_unpaired(best: int, default: int | None, timed: Timed, margin: float) -> dict[str, Any]:
+    """Beside a default that jumps by itself, a win must beat its fastest repeat with its own slowest."""
+    assert default is not None
+    default_us, theirs, mine = float(timed.time[default]), timed.medians_of(default), timed.medians_of(best)
+    if best == default:
+        return {**_numbers(default_us, 0.0, 1.0, 1.0, len(mine)), "verdict": "tie"}
+    low, high = whole_range(mine, theirs)
+    wins = high is not None and high < 1 - margin
+    gain = 1 - float(timed.time[best]) / default_us
+    return {**_numbers(default_us, gain, low, high, len(mine)), "verdict": "win" if wins else "tie"}
+
+
 def _numbers(
     default_us: float | None, margin: float | None, low: float | None, high: float | None, rounds: int
 ) -> dict[str, Any]:
@@ -351,7 +300,7 @@ def _schedule(decoded: Any, row: int | None) -> Schedule | None:
     return None if row is None else decoded.candidates[decoded.candidate_of_row[row]].schedule
 
 
-def _peers(rows: npt.NDArray[np.int64], columns: dict[str, Any], timed: _Timed) -> dict[str, Any]:
+def _peers(rows: npt.NDArray[np.int64], columns: dict[str, Any], timed: Timed) -> dict[str, Any]:
     """Times of the others at the point, and the tiles that Humming ran."""
     own, best = (_fastest_of(rows, columns, timed, names) for names in (_OWN_TILE, _ANY_TILE))
     baseline = _fastest_of(rows, columns, timed, ("torch_dequant_bf16",))
@@ -376,14 +325,14 @@ _ANY_TILE = ("humming", "humming_tile", "humming_best_tile")
 
 
 def _fastest_of(
-    rows: npt.NDArray[np.int64], columns: dict[str, Any], timed: _Timed, names: tuple[str, ...]
+    rows: npt.NDArray[np.int64], columns: dict[str, Any], timed: Timed, names: tuple[str, ...]
 ) -> int | None:
     theirs = rows[np.isin(columns["implementation"][rows].astype(str), names)]
     theirs = theirs[~np.isnan(timed.time[theirs])]
     return int(theirs[np.argmin(timed.time[theirs])]) if len(theirs) else None
 
 
-def _ceilings(columns: dict[str, Any], timed: _Timed, none: npt.NDArray[np.bool_]) -> dict[str, dict[str, float]]:
+def _ceilings(columns: dict[str, Any], timed: Timed, none: npt.NDArray[np.bool_]) -> dict[str, dict[str, float]]:
     """Run -> copy bandwidth in GB/s and dense rate in TFLOPS, the best of the run."""
     found: dict[str, dict[str, float]] = {}
     for row in np.flatnonzero(none & (columns["kind"] == "ceiling") & ~np.isnan(timed.time)):

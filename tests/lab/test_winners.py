@@ -123,6 +123,26 @@ def test_a_true_gain_survives_drift(point):
     assert w.verdict == "win" and w.margin == pytest.approx(0.1, abs=0.001)
 
 
+def test_beside_a_default_that_jumps_alone_times_are_compared_unpaired(point):
+    """A win must then beat the default's fastest repeat with its own slowest; the times shown are each one's own."""
+    jumping = record(point, DEFAULT, [205, 300, 200, 310, 204])
+    slow = record(point, THIRD, [260.0] * 5)
+    w = verdict(jumping, slow, record(point, OTHER, [190, 190.5, 190, 190.2, 190.1]))
+    assert (w.verdict, w.schedule, w.default_time_us) == ("win", OTHER, 205) and w.time_us == pytest.approx(190.1)
+    assert w.ratio_high == pytest.approx(190.5 / 200) and any("unsteady" in flag for flag in w.flags)
+    w = verdict(jumping, slow, record(point, OTHER, [199.0] * 5))
+    assert (w.verdict, w.schedule, w.best, w.time_us) == ("tie", DEFAULT, OTHER, 205)
+
+
+def test_who_met_the_bad_repeats_of_a_jumping_default_does_not_lead_for_it(point):
+    jumping = record(point, DEFAULT, [200, 200, 400, 400, 400, 200])
+    lucky = record(point, THIRD, {2: 250.0, 3: 250.0, 4: 250.0})
+    w = verdict(jumping, lucky, record(point, OTHER, [190.0] * 6))
+    assert w.best == OTHER and w.verdict == "win" and w.default_time_us == 300
+    times = next(iter(candidate_times(to_table([jumping, lucky, record(point, OTHER, [190.0] * 6)])).values()))
+    assert times[THIRD].time_us == 250 and times[OTHER].time_us == 190
+
+
 def test_a_throttled_card_is_flagged(point):
     slow = {"sm_mhz": (1500.0, 1490.0, 1480.0)}
     w = verdict(record(point, DEFAULT, [300] * 3, **slow), record(point, OTHER, [270] * 3, **slow))
