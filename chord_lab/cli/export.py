@@ -93,6 +93,7 @@ def _kernel_summary(file: TuningFile, tables: KernelTables, path: Path) -> dict[
     rows = [
         {
             "projection": mine[table.problem],
+            "num_experts": table.problem.num_experts,
             "min_m": row.min_m,
             "max_m": row.max_m,
             "schedule": row.schedule.label(),
@@ -186,9 +187,9 @@ def _print_rows(file: dict[str, Any]) -> None:
         return
     if "profile" in file:
         console.print(f"{file['device']} / {file['profile']}", style="bold", highlight=False)
-        for projection in dict.fromkeys(row["projection"] for row in file["rows"]):
-            mine = [row for row in file["rows"] if row["projection"] == projection]
-            print_rows(f"{projection}: routed rows", mine)
+        for place in dict.fromkeys((row["projection"], row["num_experts"]) for row in file["rows"]):
+            mine = [row for row in file["rows"] if (row["projection"], row["num_experts"]) == place]
+            print_rows(f"{place[0]}, {place[1]} experts: routed rows", mine)
         return
     table = Table(box=None, pad_edge=False)
     for column in ("tokens", "schedule", "gate_up + down, us", "untuned, us"):

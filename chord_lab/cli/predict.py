@@ -35,6 +35,8 @@ def predict(
     limits = known_device(device)
     samples, basis = recorded_samples(data, limits)
     if evaluate:
+        if scenario is not None:
+            raise UserError(f"--evaluate judges the prediction on all records: leave out {scenario}")
         if folds < 2:
             raise UserError(f"--folds must be at least 2, not {folds}")
         result = measure_error(samples, limits, folds)
@@ -110,7 +112,7 @@ def _print_evaluation(report: dict[str, Any]) -> None:
     )
     console.print(
         f"regret of the predicted winner: median {report['median_regret']:.1%} (at most {ASKED_REGRET:.0%} asked), "
-        f"90 % of points below {report['p90_regret']:.1%}; worst at {report['worst']}",
+        f"90 % of points below {report['p90_regret']:.1%}; {report['worst_regret']:.0%} at {report['worst']}",
         markup=False,
         highlight=False,
         soft_wrap=True,

@@ -178,8 +178,10 @@ def _gain(winner: Winner) -> str:
 def _interval(winner: Winner) -> str:
     if winner.best is not None and winner.best == winner.default_schedule:
         return "default leads"
-    if winner.ratio_low is None or winner.ratio_high is None:
+    if winner.ratio_high is None:
         return "-"
+    if winner.ratio_low is None:  # of a mix of draws only the bound is known
+        return f"at least {100 * (1 - winner.ratio_high):+.1f}%"
     return f"{100 * (1 - winner.ratio_high):+.1f}..{100 * (1 - winner.ratio_low):+.1f}%"
 
 

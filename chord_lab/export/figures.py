@@ -339,10 +339,7 @@ def _leaders(at: list[dict[str, float]]) -> list[tuple[str, int, int]]:
         else:
             runs.append((near, place, place))
 
-    def best(names: set[str], a: int, b: int) -> str:
-        return min(names, key=lambda name: sum(times[name] for times in at[a : b + 1]))
-
-    return [(best(*run), *run[1:]) for run in runs]
+    return [(" or ".join(name for name in at[a] if name in names), a, b) for names, a, b in runs]
 
 
 def draw_waves(info: WavesInfo) -> go.Figure:

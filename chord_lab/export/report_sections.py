@@ -150,8 +150,11 @@ def block_m_section(content: Content) -> Section:
             )
             if len(info.routed_m) > 1:
                 turn = analysis.turn_info(info)
+                judged = turn if turn.both_sides else None  # points on one side of a threshold say nothing of it
                 section.blocks.append(
-                    Figure(figures.draw_crossover(info, turn), about + "Where two lines cross, the better one changes.")
+                    Figure(
+                        figures.draw_crossover(info, judged), about + "Where two lines cross, the better one changes."
+                    )
                 )
     if not section.blocks:
         section.blocks.append(Note("This run tried one block_m at each point: there is nothing to compare."))

@@ -159,7 +159,8 @@ class Evaluation:
     p90_error: float
     median_regret: float  # median over points: measured time of the predicted winner / best measured time - 1
     p90_regret: float
-    worst: str  # the point of the largest regret
+    worst_regret: float
+    worst: str  # the point of it
 
 
 def evaluate(samples: Sequence[Sample], device: Device, folds: int = 5) -> Evaluation:
@@ -190,6 +191,7 @@ def evaluate(samples: Sequence[Sample], device: Device, folds: int = 5) -> Evalu
         p90_error=float(np.quantile(errors, 0.9)),
         median_regret=float(np.median(values)),
         p90_regret=float(np.quantile(values, 0.9)),
+        worst_regret=max(regrets)[0],
         worst=max(regrets)[1],
     )
 

@@ -188,8 +188,11 @@ def traffic_winners(
             lacking.append((profile, error))
             continue
         made += verdicts
+    if not made and lacking:
+        usual = get_scenario(traffic.scenario).profile
+        raise next((error for name, error in lacking if name == usual), lacking[0][1])
     if not made:
-        raise lacking[0][1] if lacking else UserError(f"no record of {traffic.scenario} to tune this traffic from")
+        raise UserError(f"no record of {traffic.scenario} to tune this traffic from")
     for profile, reason in lacking:
         say(f"profile {profile} is left out: {reason}")
     return made

@@ -190,8 +190,12 @@ def _missing(chosen: Sequence[Winner], problems: dict[tuple[str, str], MoeProble
             published = [p.routed_m for p in get_scenario(name).points if p.published]
         except UserError:
             published = sorted({w.routed_m for w in members})
-        points = [_point(w, problems) for w in members]
-        found += missing_points(points, dict.fromkeys(projections, published))
+        profiles = sorted({w.profile for w in members})
+        for profile in profiles:
+            points = [_point(w, problems) for w in members if w.profile == profile]
+            missing = missing_points(points, dict.fromkeys(projections, published))
+            beside = f" in profile {profile}" if len(profiles) > 1 else ""
+            found += [m._replace(reason=m.reason + beside) for m in missing]
     return found
 
 
