@@ -127,15 +127,16 @@ class CompileAhead:
             _, _, job = self._queue.get()
             if job is None:
                 break
-            if child is None:
-                child = Child(self._server, env={"CUDA_VISIBLE_DEVICES": ""}, log=self._log)
             child = self._one(child, job)
         if child is not None:
             child.close()
 
-    def _one(self, child: Child, job: Job) -> Child | None:
+    def _one(self, child: Child | None, job: Job) -> Child | None:
+        """Compile one; the child that did it, if it can do more. Whatever goes wrong is the job's answer."""
         schedule, problem, interface = job
         try:
+            if child is None:
+                child = Child(self._server, env={"CUDA_VISIBLE_DEVICES": ""}, log=self._log)
             facts = child.call(
                 "compile",
                 self._timeout_s,
@@ -149,10 +150,15 @@ class CompileAhead:
             if failure.status in ("crashed", "launch_error", "timeout"):
                 failure.status = "compile_error"
             self._futures[job].set_exception(failure)
-            if failure.lost:
+            if failure.lost and child is not None:
                 child.kill()
                 child.close()
                 return None
+        except Exception as error:  # no process can be started, or it does not speak JSON
+            self._futures[job].set_exception(error)
+            if child is not None:
+                child.kill()
+            return None
         finally:
             self._wake.set()
         return child

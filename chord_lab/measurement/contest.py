@@ -49,7 +49,7 @@ class Contest:
         self.sink = sink
         self.policy = policy
         self.environment = environment
-        self._stamp = environment.stamp()
+        self._stamp = method.stamp(environment)
         self.method = method
         self.entries: dict[str, Entry] = {}  # alive
         self.reference = ""  # key that the others are paired with
@@ -117,6 +117,7 @@ class Contest:
             try:
                 after = self._recheck(entry)
             except ChildFailure as failure:
+                self._lose(failure)
                 self.fail(entry.candidate, failure)
                 continue
             if self.entries.pop(key, None) is not None:  # else it failed on the way, and has its record
@@ -169,12 +170,16 @@ class Contest:
         try:
             work()
         except ChildFailure as failure:
-            if failure.lost:  # what the dead process had checked must be checked again
-                for other in self.entries.values():
-                    other.checked = None
+            self._lose(failure)
             self.fail(entry.candidate, failure)
             return False
         return True
+
+    def _lose(self, failure: ChildFailure) -> None:
+        """What a dead process had checked must be checked again."""
+        if failure.lost:
+            for other in self.entries.values():
+                other.checked = None
 
     def _warm(self, key: str) -> None:
         """Discarded load at the start, and some after a rest."""

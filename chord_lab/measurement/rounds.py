@@ -37,6 +37,8 @@ class RoundsPolicy:
         best_high = min((bounds(ratio)[1] for _, ratio in ranked), default=math.inf)
         close = [key for key, ratio in ranked if bounds(ratio)[0] <= best_high]
         kept = close[: self.keep[min(num_rounds, len(self.keep)) - 1]]
+        judged = dict(ranked)
+        kept += [key for key in alive if key not in judged]  # the reference died: nobody met the new one yet
         return kept if reference in kept or reference not in alive else [*kept, reference]
 
     def settled(self, alive: Sequence[str], medians: Medians, reference: str, num_rounds: int) -> bool:

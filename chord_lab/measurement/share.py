@@ -11,7 +11,7 @@ from chord_lab.measurement.live import LiveSession, LiveSettings
 from chord_lab.measurement.rounds import RoundsPolicy
 from chord_lab.measurement.worker import WorkerSettings
 from chord_lab.records.attempt import Candidate, Point, candidate_from_dict, point_from_dict
-from chord_lab.records.record import Environment, Record
+from chord_lab.records.record import Environment, Method, Record
 from chord_lab.records.rows import to_row
 
 
@@ -124,8 +124,9 @@ def settings_from_dict(values: dict[str, Any]) -> LiveSettings:
 def samples_of_record(record: Record) -> list[dict[str, Any]]:
     """A record's repeats in the form of a journal's samples."""
     clocks, power = record.sm_mhz or (0.0,) * len(record.rounds), record.power_w or (0.0,) * len(record.rounds)
+    stamp = (record.method or Method()).stamp(record.environment)
     return [
-        {"round": r, "environment": record.environment.stamp(), "times_us": list(t), "sm_mhz": c, "power_w": w}
+        {"round": r, "environment": stamp, "times_us": list(t), "sm_mhz": c, "power_w": w}
         for r, t, c, w in zip(record.rounds, record.times_us, clocks, power, strict=True)
     ]
 

@@ -115,6 +115,10 @@ class Method:
         """What must agree before two times may be compared."""
         return (self.timer, self.l2, self.timed)
 
+    def stamp(self, environment: Environment) -> str:
+        """Of a repeat taken this way there: an unfinished attempt takes up no other repeats."""
+        return "-".join((environment.stamp(), *self.likeness()))
+
 
 @dataclass(frozen=True, kw_only=True)
 class CompileFacts:

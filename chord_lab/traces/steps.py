@@ -90,4 +90,5 @@ def _sentence(layer: Layer) -> str:
         times[first] = times.get(first, 0.0) + step.share
     parts = [f"{name} {share:.0%}" for name, share in sorted(times.items(), key=lambda item: -item[1])[:5]]
     gap = layer.gap_us / layer.time_us
-    return f"{layer.name}: {layer.time_us:,.0f} us from its first kernel to its last; {', '.join(parts)}; for {gap:.0%} of it no kernel runs."
+    whole = f"{layer.name}: {layer.time_us:,.0f} us from its first kernel to its last"
+    return f"{whole}; {', '.join(parts)}; for {gap:.0%} of it no kernel runs."

@@ -32,6 +32,7 @@ class FakeBench:
         self.sleep_s, self.device, self.noise, self.zero = sleep_s, device, noise, zero
         self.random = random.Random(seed)
         self.poisoned = False
+        self.repeats_of_112 = 0
 
     def hello(self):
         return {"device_name": self.device, "num_sms": 132, "capability": 90, "triton": "fake", "memory_bytes": 0}
@@ -77,6 +78,10 @@ class FakeBench:
         if self.sleep_s:
             time.sleep(self.sleep_s)
         schedule = self.candidates[key]["schedule"]
+        if schedule is not None and schedule["num_stages"] == 112:
+            self.repeats_of_112 += 1
+            if self.repeats_of_112 == 3:
+                ctypes.string_at(0)
         time_us = 250.0 if schedule is None else fake_time_us(schedule, self.routed_m)
         time_us = 0.0 if self.zero else time_us * (1 + self.random.gauss(0, self.noise))
         return {
@@ -86,6 +91,9 @@ class FakeBench:
         }
 
     def recheck(self, key):
+        schedule = self.candidates[key]["schedule"]  # a real process cannot launch what it did not check
+        if schedule is not None and schedule["num_stages"] == 111:
+            ctypes.string_at(0)
         return {"rel_error": 1.1e-3}
 
     def drop(self, key):

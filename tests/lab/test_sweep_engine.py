@@ -82,6 +82,23 @@ def test_a_lost_device_context_costs_its_candidate_alone(tmp_path):
     ]
 
 
+def test_a_death_in_the_last_check_costs_its_candidate_alone(tmp_path):
+    dies = Candidate(schedule=schedule(block_m=32, num_stages=111))
+    sweep(tmp_path, plan_of([*candidates()[:20], dies, *candidates()[20:30]]), **LIMITS)
+    assert Counter(r.status for r in ours(tmp_path)) == {"ok": 30, "crashed": 1}
+
+
+def test_a_default_that_dies_in_a_later_repeat_sends_nobody_home(tmp_path):
+    """Whoever has not met the new reference yet is not judged by it: the fastest are timed on."""
+    dies = Candidate(schedule=schedule(num_stages=112), default=True)
+    others = [replace(c, default=False) for c in candidates()]
+    sweep(tmp_path, plan_of([dies, *others]), **LIMITS)
+    found = {r.schedule: r for r in ours(tmp_path)}
+    assert Counter(r.status for r in found.values()) == {"ok": 54, "crashed": 1}
+    fastest = sorted(others, key=lambda c: fake_time_us(c.schedule.to_dict(), 160))[:3]
+    assert all(len(found[c.schedule].rounds) >= 3 for c in fastest)
+
+
 def test_who_was_checked_before_a_hang_is_checked_again_in_the_new_process(tmp_path):
     """The device rested while the hang was waited for, so the next thing asked of the new process is a load."""
     hang = Candidate(schedule=schedule(num_stages=102))
@@ -211,21 +228,25 @@ def test_another_device_starts_afresh(tmp_path):
     assert len(winners(read_tables(tmp_path)[0])) == 1  # the newest run; the two are never ranked together
 
 
-@pytest.mark.parametrize(("like", "taken_up"), [(True, True), (False, False)], ids=["same driver", "new driver"])
-def test_repeats_of_a_killed_run_are_taken_up_in_their_own_environment_alone(tmp_path, like, taken_up):
-    """A driver, a compiler or a kernel may change between the kill and the resume: its times are other times."""
+@pytest.mark.parametrize("unlike", ["", "driver", "timer"])
+def test_repeats_of_a_killed_run_are_taken_up_in_their_own_environment_alone(tmp_path, unlike):
+    """A driver, a kernel or the way to time may change between the kill and the resume: its times are other times."""
     plan = plan_of(candidates()[:6])
     sweep(tmp_path, plan, budget=Budget(candidates=2))
-    (environment,) = {r.environment for r in ours(tmp_path)}
+    ((environment, method),) = {(r.environment, r.method) for r in ours(tmp_path)}
     left = plan.without({r.key() for r in ours(tmp_path)})
     ((point, (candidate, *_)),) = left.by_point()
-    stamp = (environment if like else replace(environment, driver="other")).stamp()
+    if unlike == "driver":
+        environment = replace(environment, driver="other")
+    if unlike == "timer":
+        method = replace(method, timer="another")
+    stamp = method.stamp(environment)
     with Journal(tmp_path, "killed") as journal:
         sample = {"round": 50, "environment": stamp, "times_us": [7777.0], "sm_mhz": 0.0, "power_w": 0.0}
         journal.append_sample(candidate.key_at(point), sample)
     sweep(tmp_path, plan, resume=True)
     (record,) = [r for r in ours(tmp_path) if r.key() == candidate.key_at(point)]
-    assert ((7777.0,) in record.times_us) == taken_up
+    assert ((7777.0,) in record.times_us) == (not unlike)
 
 
 def test_seconds_run_out(tmp_path):
