@@ -37,6 +37,7 @@ class Share:
     samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     attempts: int = 0
     final: bool = False
+    held: list[Record] = field(default_factory=list)  # of a final: what the other shares measured of those who meet
 
 
 class ClusterMeasure:
@@ -86,6 +87,7 @@ class _Spread:
                 continue
             for follow in self._take(share, answer):
                 futures.add(self._submit(follow))
+        self.sink.out_of_budget()  # so that a run that its workers cut short says so
 
     def _cut(self, plan: Any, done: Collection[str]) -> Iterator[Share]:
         for point, candidates in plan.by_point():
@@ -143,7 +145,8 @@ class _Spread:
             self._same_environment(record.environment)
         several = self.waiting.get(share.point, 1) > 1 or share.point in self.back
         if share.final or not several:
-            for record in records:
+            answered = {record.key() for record in records}
+            for record in (*records, *(r for r in share.held if r.key() not in answered)):  # no time for the final
                 self.sink.append(record)
             self.waiting.pop(share.point, None)
             return
@@ -175,7 +178,8 @@ class _Spread:
         chosen = [Candidate(schedule=merged[k].schedule, default=merged[k].default) for k in meeting]
         samples = {k: samples_of_record(merged[k]) for k in meeting}
         first = 1 + max(r for k in meeting for r in merged[k].rounds)
-        yield Share(point, chosen, first, guests=False, samples=samples, final=True)
+        held = [merged[k] for k in meeting]
+        yield Share(point, chosen, first, guests=False, samples=samples, final=True, held=held)
 
     def _same_environment(self, environment: Environment) -> None:
         if self.environment is None:

@@ -14,6 +14,7 @@ import torch
 from chord_lab.measurement.launch import Launch
 from chord_lab.measurement.memory import FLUSH_BYTES
 from chord_lab.measurement.nvml import Nvml
+from chord_lab.measurement.serve import Fatal
 from chord_lab.measurement.versions import kernels_hash, peer_versions, ptxas_version
 
 MOST_LAUNCHES = 400  # of one repeat
@@ -145,8 +146,11 @@ class GpuTimer:
             torch.cuda.current_stream().wait_stream(side)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                launch.run()
+            try:
+                with torch.cuda.graph(graph):
+                    launch.run()
+            except Exception as error:  # the stream and the allocator may still be capturing
+                raise Fatal("a launch could not be captured") from error
             self._keep[id(launch)] = launch
             self._graphs[id(launch)] = graph
         return self._graphs[id(launch)].replay

@@ -20,6 +20,7 @@ from chord_lab.measurement.cluster import ClusterMeasure, _Spread
 from chord_lab.measurement.dask_workers import connect
 from chord_lab.measurement.share import settings_from_dict, settings_to_dict
 from chord_lab.records import Environment, read_records, read_tables
+from chord_lab.records.attempt import record_of
 from chord_lab.sweeps.run import Budget, Run, run
 from chord_lab.sweeps.winners import winners
 
@@ -103,6 +104,25 @@ def test_resume_spreads_what_is_missing(tmp_path):
     assert winner.schedule.block_m == 32 and not winner.flags
     fastest = min(fake_time_us(c.schedule.to_dict(), 160) for c in candidates()[:30])
     assert fake_time_us(winner.schedule.to_dict(), 160) == fastest
+
+
+def test_a_run_cut_short_says_so_and_keeps_the_best(tmp_path):
+    """The best of a point wait for its final: without time for one, what their shares measured is their record."""
+    spreading = _Spread(ClusterMeasure("local", settings(), device="nvidia_h200"), None, Run(tmp_path))
+    plan = plan_of(candidates()[:30])
+    ((point, some),) = plan.by_point()
+    where = Environment(device="nvidia_h200", device_name="NVIDIA H200")
+    base = {"run_id": "r", "date": "2026-11-30T00:00:00+00:00", "rounds": (0,), "environment": where}
+    times = {c: fake_time_us(c.schedule.to_dict(), 160) for c in some}
+    held = [record_of(point, c, **base, times_us=((time_us,),)) for c, time_us in times.items()]
+    (final,) = spreading._final(point, held)
+    list(spreading._take(final, {"rows": [], "notes": []}))
+    assert {r.key() for r in ours(tmp_path)} == {r.key() for r in held}
+
+
+def test_seconds_that_run_out_on_workers_leave_a_partial_run(tmp_path):
+    done = spread(tmp_path, plan_of(candidates()[:30], tokens=(20, 30)), budget=Budget(seconds=0.01))
+    assert done.cut_short and len(ours(tmp_path)) < 60
 
 
 def test_no_scheduler_at_the_address_is_one_line():

@@ -75,3 +75,14 @@ def test_a_compiler_that_dies_costs_its_schedule_alone():
     assert isinstance(died, ChildFailure) and died.status == "compile_error" and "SIGSEGV" in died.reason
     assert isinstance(refused, ChildFailure) and refused.status == "out_of_resources"
     pool.close()
+
+
+def test_a_compiler_that_cannot_be_started_is_an_answer(monkeypatch):
+    """Else the sweep would wait for it for ever."""
+
+    def refused(*arguments, **settings):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("chord_lab.measurement.compile_ahead.Child", refused)
+    with pytest.raises(BlockingIOError):
+        compile_all([(schedule(), PROBLEM, "indexed")])
