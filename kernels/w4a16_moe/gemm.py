@@ -82,10 +82,13 @@ def _launch_resolved(
     schedule = _substitutes.get(key, schedule)
     try:
         _launch(x, packed, routing, schedule, out, top_k)
+    except torch.cuda.OutOfMemoryError:
+        raise  # it passes; another schedule would stay
     except Exception as error:
         if schedule.block_m != routing.block_m:
             raise  # the caller's routing, not the schedule, is wrong
-        substitute = replace(untuned(packed.problem, routing.expected_m, packed.profile), block_m=routing.block_m)
+        usual = untuned(packed.problem, routing.expected_m, packed.profile, _slug(x.device))
+        substitute = replace(usual, block_m=routing.block_m)
         if substitute == schedule:
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -96,10 +99,15 @@ def _launch_resolved(
 
 
 def default_schedule(packed: PackedWeights, routed_m: int) -> Schedule:
-    """What the tuning tables say for these weights and ``routed_m`` >= 1 rows on the current device."""
-    resolved = resolve_schedule(packed.problem, routed_m, packed.profile)
+    """What the tuning tables say for these weights and ``routed_m`` >= 1 rows on the device that holds the weights."""
+    resolved = resolve_schedule(packed.problem, routed_m, packed.profile, _slug(packed.codes.device))
     assert resolved.schedule is not None  # only 0 rows have none
     return resolved.schedule
+
+
+def _slug(where: torch.device) -> str | None:
+    """The card of a device, which need not be the current one; None off the GPU."""
+    return describe_device(where).slug if where.type == "cuda" else None
 
 
 @lru_cache(maxsize=4096)

@@ -60,10 +60,12 @@ def launch(
             target,
             out,
             routing.sorted_ids,
+            routing.expert_ids,
             routing.num_tokens_padded,
             routing.routed_m,
             N=problem.N,
             SPLIT_K=schedule.split_k,
+            BLOCK_M=routing.block_m,
             BLOCK_N=1024,
             COMPUTE=COMPUTE_DTYPE,
         )

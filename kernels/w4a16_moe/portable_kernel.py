@@ -204,20 +204,22 @@ def sum_parts_kernel(
     parts_ptr,  # [SPLIT_K, routed_m, N] fp32
     out_ptr,  # [routed_m, N] bf16
     sorted_ids_ptr,
+    expert_ids_ptr,
     num_tokens_padded_ptr,
     routed_m,
     N: tl.constexpr,
     SPLIT_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
     """out[row] = sum of the row's parts, always in the same order: repeated runs are bit-equal.
 
-    Grid: (rows of sorted_ids, pieces of N).
+    Nobody's block (-1) has no parts, and its rows stay as they are. Grid: (rows of sorted_ids, pieces of N).
     """
     if tl.program_id(0) < tl.load(num_tokens_padded_ptr):
         row = tl.load(sorted_ids_ptr + tl.program_id(0))
-        if row < routed_m:
+        if (row < routed_m) & (tl.load(expert_ids_ptr + tl.program_id(0) // BLOCK_M) >= 0):
             columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
             inside = columns < N
             total = tl.zeros((BLOCK_N,), tl.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,9 +40,11 @@ class Layer:
         shape = (num_rows, self.problem.K)
         return torch.randn(shape, generator=self.generator, device=self.codes.device).to(torch.bfloat16)
 
-    def run(self, schedule: Schedule, x: torch.Tensor, routing: Routing, top_k: int) -> torch.Tensor:
-        """The output of one call into a NaN-filled buffer, scratch NaN-filled as well."""
-        out = torch.full((routing.routed_m, self.problem.N), float("nan"), dtype=torch.bfloat16, device=x.device)
+    def run(
+        self, schedule: Schedule, x: torch.Tensor, routing: Routing, top_k: int, fill: float = math.nan
+    ) -> torch.Tensor:
+        """The output of one call into a buffer full of `fill`, its scratch full of NaN."""
+        out = torch.full((routing.routed_m, self.problem.N), fill, dtype=torch.bfloat16, device=x.device)
         with nan_scratch():
             return indexed_gemm(x, self.packed, routing, top_k=top_k, schedule=schedule, out=out)
 

@@ -113,6 +113,33 @@ def test_a_tuned_schedule_that_no_longer_compiles_gives_way_to_the_default(monke
         call(schedule=lambda _: winner)  # asked for by name: no silent substitute
 
 
+def test_memory_that_ran_out_once_changes_no_schedule(monkeypatch):
+    class Family:
+        @staticmethod
+        def launch(*arguments):
+            raise torch.cuda.OutOfMemoryError("out of memory")
+
+    known = {}
+    monkeypatch.setattr("w4a16_moe.gemm._substitutes", known)
+    monkeypatch.setattr("w4a16_moe.gemm.kernel_module", lambda kernel: Family)
+    monkeypatch.setattr("w4a16_moe.gemm.default_schedule", lambda packed, rows: SCHEDULE)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        call(schedule=lambda _: None)
+    assert not known
+
+
+def test_the_schedule_is_that_of_the_card_that_holds_the_weights(monkeypatch):
+    """The current device may be another card."""
+
+    def resolve(problem, routed_m, profile, device=None):
+        raise ValueError(f"asked for {device}")
+
+    monkeypatch.setattr("w4a16_moe.gemm.resolve_schedule", resolve)
+    monkeypatch.setattr("w4a16_moe.gemm._slug", lambda where: f"card of {where}")
+    with pytest.raises(ValueError, match="asked for card of cpu"):
+        call(schedule=lambda _: None)
+
+
 def test_a_family_that_is_not_built_in_is_named(monkeypatch):
     monkeypatch.setitem(w4a16_moe.families.FAMILIES, "portable", w4a16_moe.families.Family(".absent", ".absent_rules"))
     with pytest.raises(ValueError, match="kernel portable is not part of this build"):

@@ -270,7 +270,13 @@ def routing_specs(ids: str, with_map: bool) -> list[CompileSpec]:
         routing_gpu._scan_kernel: {"BINS": 512, "WIDTH": 32, "ROWS": 64},
         routing_gpu._start_kernel: {"NUM_EXPERTS": 385, "BINS": 512, "BLOCK_M": 64},
         routing_gpu._scatter_kernel: {**sizes, "BLOCK_M": 64, "LENGTH": 256},
-        sum_parts_kernel: {"N": 7168, "SPLIT_K": 4, "BLOCK_N": 1024, "COMPUTE": triton.language.bfloat16},
+        sum_parts_kernel: {
+            "N": 7168,
+            "SPLIT_K": 4,
+            "BLOCK_M": 64,
+            "BLOCK_N": 1024,
+            "COMPUTE": triton.language.bfloat16,
+        },
     }
     types = {"topk_ids_ptr": ids, "parts_ptr": "*fp32", "out_ptr": "*bf16"}
     if not with_map:
