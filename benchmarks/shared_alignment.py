@@ -25,6 +25,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from w4a16_moe.problem import MoeProblem
 from w4a16_moe.reference import TOLERANCE
 from w4a16_moe.routing import align_to_blocks
 from w4a16_moe.schedule import Schedule
@@ -32,9 +33,11 @@ from w4a16_moe.schedule import Schedule
 from chord_lab.cli.measuring import visible_gpus
 from chord_lab.errors import UserError
 from chord_lab.measurement.bench import Timer
+from chord_lab.measurement.compile_ahead import CompileAhead, Job
 from chord_lab.measurement.launch import Launch
 from chord_lab.measurement.launchers import launch_ours
 from chord_lab.measurement.live import require_gpu
+from chord_lab.measurement.stage import job_of
 from chord_lab.measurement.tensors import Layer, PointTensors
 from chord_lab.records.attempt import Candidate, Point
 from chord_lab.records.journal import now
@@ -43,7 +46,7 @@ from chord_lab.sweeps.points import scenario_points
 from chord_lab.sweeps.winners import candidate_times
 
 SCENARIOS = ("kimi-k2/ep8/decode", "kimi-k2/ep8/prefill", "kimi-k2/tp8/decode", "kimi-k2/tp8/prefill")
-LOAD_S = 1.5  # discarded, to get past the power controller's first dip
+LOAD_S, RELOAD_S = 1.5, 0.2  # discarded: past the power controller's first dip, and after the pause between points
 GRAPH = {"timer": "graph_replay"}
 
 
@@ -84,9 +87,12 @@ class LayerBench:
     The GEMMs read alignments made beforehand; those of the timed sequence are made anew each time and thrown away.
     """
 
-    def __init__(self, gate_up: Point, down: Point, timer: Timer) -> None:
+    def __init__(self, gate_up: Point, down: Point, timer: Timer, layers: dict[MoeProblem, Layer]) -> None:
+        """`layers` keeps the packed weights from one point to the next."""
         self.points = (gate_up, down)
-        self.tensors = [PointTensors(p, Layer(p.problem, timer.device), timer.device) for p in self.points]
+        for point in self.points:
+            layers.setdefault(point.problem, Layer(point.problem, timer.device))
+        self.tensors = [PointTensors(p, layers[p.problem], timer.device) for p in self.points]
         self.timer = timer
 
     def align(self, block_ms: Sequence[int]) -> None:
@@ -116,10 +122,10 @@ class LayerBench:
         alone = Launch(lambda: self.align(made.block_ms()), "align", "", 0)
         return {made.name: whole, f"{made.name}, alignment alone": alone}
 
-    def rows(self, both: Sequence[Arrangement], rounds: int, rep_ms: float) -> Iterator[dict[str, Any]]:
+    def rows(self, both: Sequence[Arrangement], rounds: int, rep_ms: float, load_s: float) -> Iterator[dict[str, Any]]:
         """Interleaved rounds of everything, the order rotated."""
         what = [(made, name, launch) for made in both for name, launch in self.launches(made).items()]
-        end = time.monotonic() + LOAD_S
+        end = time.monotonic() + load_s
         while time.monotonic() < end:
             self.timer.repeat(what[0][2], GRAPH, 50.0, 0.0)
         for number in range(rounds):
@@ -143,13 +149,16 @@ def place_of(point: Point) -> tuple[str, str, str, int, str, int]:
     return (point.scenario, point.projection, point.profile, point.num_tokens, routing.draw, routing.seed)
 
 
-def measure(timer: Timer, table: pa.Table, rounds: int, rep_ms: float) -> Iterator[dict[str, Any]]:
-    """Rows of every published point that both projections were recorded at."""
+Work = list[tuple[Point, Point, tuple[Arrangement, Arrangement]]]
+
+
+def recorded_layers(table: pa.Table) -> Work:
+    """Every published point that both projections were recorded at, and its arrangements."""
     recorded = {  # less the run
         place[:-1]: {schedule: timed.time_us for schedule, timed in times.items()}
         for place, times in candidate_times(table).items()
     }
-    environment = timer.environment()
+    work: Work = []
     for name in SCENARIOS:
         gate_ups, downs = (scenario_points(name, tokens="published", projections=[p]) for p in ("gate_up", "down"))
         for gate_up, down in zip(gate_ups, downs, strict=True):
@@ -157,9 +166,33 @@ def measure(timer: Timer, table: pa.Table, rounds: int, rep_ms: float) -> Iterat
             if first is None or second is None:
                 print(f"{gate_up.label()}: not recorded for both projections; left out", file=sys.stderr)
                 continue
+            work.append((gate_up, down, arrangements(first, second)))
+    return work
+
+
+def measure(timer: Timer, work: Work, rounds: int, rep_ms: float) -> Iterator[list[dict[str, Any]]]:
+    """The rows of each point; its kernels were compiled by other processes while those before it were timed."""
+    environment = timer.environment()
+    about = {key: environment.get(key) for key in ENVIRONMENT}
+    jobs = [_jobs(points, both) for *points, both in work]
+    ahead = CompileAhead(environment["capability"])
+    layers: dict[MoeProblem, Layer] = {}
+    try:
+        ahead.submit(job for some in jobs for job in some)
+        for number, (gate_up, down, both) in enumerate(work):
+            for job in jobs[number]:
+                ahead.result(job).result()
             timer.forget_all()
-            for row in LayerBench(gate_up, down, timer).rows(arrangements(first, second), rounds, rep_ms):
-                yield {**row, "date": now(), **{key: environment.get(key) for key in ENVIRONMENT}}
+            load_s = RELOAD_S if number else LOAD_S
+            found = LayerBench(gate_up, down, timer, layers).rows(both, rounds, rep_ms, load_s)
+            yield [{**row, "date": now(), **about} for row in found]
+    finally:
+        ahead.close()
+
+
+def _jobs(points: Sequence[Point], both: Sequence[Arrangement]) -> list[Job]:
+    pairs = [pair for made in both for pair in zip(points, made.schedules, strict=True)]
+    return [job_of(point, Candidate(schedule=schedule)) for point, schedule in pairs]
 
 
 ENVIRONMENT = ("device_name", "driver", "torch", "triton", "kernels")
@@ -193,15 +226,26 @@ def main() -> None:
     require_gpu(visible_gpus())
     from chord_lab.measurement.gpu import GpuTimer
 
-    table, _ = read_tables(arguments.records)
-    rows = list(measure(GpuTimer(), table, arguments.rounds, arguments.rep_ms))
-    if not rows:
+    work = recorded_layers(read_tables(arguments.records)[0])
+    if not work:
         raise UserError(f"{arguments.records} holds no point of {', '.join(SCENARIOS)} with both projections")
-    path = arguments.out / f"shared-alignment-{rows[0]['date'][:10]}.pq"
+    rows: list[dict[str, Any]] = []
+    try:
+        for found in measure(GpuTimer(), work, arguments.rounds, arguments.rep_ms):
+            rows += found
+            print(summary(found), flush=True)
+    finally:
+        if rows:
+            print(f"{write(rows, arguments)}: {len(rows)} rows")
+
+
+def write(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> pathlib.Path:
+    """What was measured, also when it was stopped half way."""
+    path: pathlib.Path = arguments.out / f"shared-alignment-{rows[0]['date'][:10]}.pq"
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows), path.with_suffix(".tmp"), compression="zstd")
     path.with_suffix(".tmp").replace(path)
-    print(f"{summary(rows)}\n{path}: {len(rows)} rows")
+    return path
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ def schedule(block_m, num_stages=2):
 @pytest.fixture
 def layer(monkeypatch):
     monkeypatch.setattr(shared_alignment, "launch_ours", lambda t, c: cpu_timer.launchers(c)(t, c))
-    monkeypatch.setattr(shared_alignment, "LOAD_S", 0.0)
     routing = routing_ref("uniform", num_tokens=9, num_experts=6, top_k=2, seed=1)
     gate_up, down = (
         Point(
@@ -34,7 +33,7 @@ def layer(monkeypatch):
         )
         for name, top_k in (("gate_up", 2), ("down", 1))
     )
-    return LayerBench(gate_up, down, cpu_timer.CpuTimer())
+    return LayerBench(gate_up, down, cpu_timer.CpuTimer(), {})
 
 
 def test_shared_takes_the_best_pair_of_one_block_m():
@@ -60,7 +59,7 @@ def test_rounds_are_interleaved_and_the_shared_sequence_aligns_once(layer, monke
     assert len(aligned) == 1
     layer.launches(both[0])["independent"].run()
     assert aligned[1:] == [16, 32]
-    rows = list(layer.rows(both, rounds=3, rep_ms=1.0))
+    rows = list(layer.rows(both, rounds=3, rep_ms=1.0, load_s=0.0))
     assert len(rows) == 12 and len({row["arrangement"] for row in rows}) == 4
     firsts = [rows[4 * number]["arrangement"] for number in range(3)]
     assert len(set(firsts)) == 3  # nobody is always first
