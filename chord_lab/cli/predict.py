@@ -112,7 +112,7 @@ def _print_evaluation(report: dict[str, Any]) -> None:
     )
     console.print(
         f"regret of the predicted winner: median {report['median_regret']:.1%} (at most {ASKED_REGRET:.0%} asked), "
-        f"90 % of points below {report['p90_regret']:.1%}; {report['worst_regret']:.0%} at {report['worst']}",
+        f"90 % of points below {report['p90_regret']:.1%}; worst {report['worst_regret']:.0%} at {report['worst']}",
         markup=False,
         highlight=False,
         soft_wrap=True,

@@ -46,7 +46,11 @@ Points = Annotated[
     str, typer.Option(help="all, published, or token counts; auto: all when replaying, published when measuring.")
 ]
 TrafficFile = Annotated[
-    pathlib.Path | None, typer.Option(help="YAML with a mix of token counts and draws to tune the table for.")
+    pathlib.Path | None,
+    typer.Option(
+        help="YAML with a mix of token counts and draws to tune the table for: scenario: kimi-k2/ep8/decode, "
+        "points: {20: 5, 50: 1}, draws: {uniform: 3, 'zipf:1.0': 1}."
+    ),
 ]
 IntoPackage = Annotated[
     bool, typer.Option("--into-package", help="Write the table into the kernel package, where it takes effect.")
