@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from chord_lab.sweeps.layers import Layer
     from chord_lab.sweeps.winners import Winner
 
+DOUBT = "†"  # beside the rows of a layer whose times want care
 STYLES = {"win": "bold green", "tie": "dim", "none": "bold red"}
 READING = (
     "times in us; gain: of the fastest over the default, with its 95 % interval",
@@ -152,9 +153,12 @@ def print_layers(made: list[Layer]) -> None:
             for layer in (one for one in group if one.profile == profile):
                 gain = f"{1 - layer.time_us / layer.default_time_us:+.1%}"
                 peers = (_beside(time, layer.time_us) for time in (layer.humming_us, layer.humming_best_us))
-                ours = (str(layer.routed_m), us(layer.default_time_us), us(layer.time_us), gain)
+                mark = DOUBT if layer.doubtful else ""
+                ours = (f"{layer.routed_m}{mark}", us(layer.default_time_us), us(layer.time_us), gain)
                 table.add_row(profile, *ours, *peers)
         console.print(table)
+        if any(layer.doubtful for layer in group):
+            _say(f"  {DOUBT} a GEMM of this layer carries a flag, named above", "yellow")
 
 
 def us(value: float | None) -> str:

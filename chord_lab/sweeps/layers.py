@@ -20,6 +20,7 @@ class Layer:
     time_us: float
     humming_us: float | None
     humming_best_us: float | None
+    doubtful: bool = False  # a GEMM of it carries a flag: drift, throttled, ...
 
 
 def layers(found: list[Winner]) -> list[Layer]:
@@ -44,6 +45,7 @@ def layers(found: list[Winner]) -> list[Layer]:
                 time_us=sum(w.time_us or 0.0 for w in both if w is not None),
                 humming_us=_sum([w.humming_us for w in both if w is not None]),
                 humming_best_us=_sum([w.humming_best_us for w in both if w is not None]),
+                doubtful=any(w.flags for w in both if w is not None),
             )
         )
     return made

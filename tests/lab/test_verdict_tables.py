@@ -104,3 +104,11 @@ def test_the_machine_form_names_the_peers_tiles(made, tmp_path):
     rows = json.loads(CliRunner().invoke(app, ["winners", str(tmp_path), "--json"]).stdout)
     assert {row["humming_tile"] for row in rows} == {"mma 8x128x64 warp 8x64x32 s4 c4 stream_k"}
     assert all(row["baseline_us"] == 115077.0 for row in rows)
+
+
+def test_a_layer_with_a_flagged_gemm_is_marked(made):
+    found = layers(winners(to_table([*made.sweep(), *made.peers()])))
+    plain = printed(verdict_tables.print_layers, found)
+    marked = printed(verdict_tables.print_layers, [replace(found[0], doubtful=True), *found[1:]])
+    assert "\u2020" not in "".join(plain)
+    assert f"{found[0].routed_m}\u2020" in "".join(marked) and "carries a flag" in marked[-1]
