@@ -33,6 +33,7 @@ from w4a16_moe.schedule import Schedule
 from chord_lab.cli.measuring import visible_gpus
 from chord_lab.errors import UserError
 from chord_lab.measurement.bench import Timer
+from chord_lab.measurement.child import ChildFailure
 from chord_lab.measurement.compile_ahead import CompileAhead, Job
 from chord_lab.measurement.launch import Launch
 from chord_lab.measurement.launchers import launch_ours
@@ -181,13 +182,20 @@ def measure(timer: Timer, work: Work, rounds: int, rep_ms: float) -> Iterator[li
         ahead.submit(job for some in jobs for job in some)
         for number, (gate_up, down, both) in enumerate(work):
             for job in jobs[number]:
-                ahead.result(job).result()
+                _compiled(ahead, job)
             timer.forget_all()
             load_s = RELOAD_S if number else LOAD_S
             found = LayerBench(gate_up, down, timer, layers).rows(both, rounds, rep_ms, load_s)
             yield [{**row, "date": now(), **about} for row in found]
     finally:
         ahead.close()
+
+
+def _compiled(ahead: CompileAhead, job: Job) -> None:
+    try:
+        ahead.result(job).result()
+    except ChildFailure as failure:
+        raise UserError(f"{job[0].label()} does not compile: {failure.reason}") from failure
 
 
 def _jobs(points: Sequence[Point], both: Sequence[Arrangement]) -> list[Job]:

@@ -65,8 +65,8 @@ def timed(plan: Plan, measure: Measure, out: pathlib.Path, gpus: int) -> tuple[d
 def steady_rate(table: pa.Table, gpus: int) -> float:
     """Candidates a minute from the end of the first point to the end of the last.
 
-    A point's records come together, at its end. The first point of each GPU is not counted, though a part of it may lie
-    inside the time: starting the processes weighs on none, and several GPUs are rated a little too low, never too high.
+    A point's records come together, at its end. The first point of each GPU is not counted: starting the processes
+    weighs on none. Dates are whole seconds, so a rate over T seconds is good to a share of 1/T; measure for minutes.
     """
     frame = table.select(["kind", "date", "projection", "num_tokens"]).to_pandas()
     frame = frame[frame["kind"] == "candidate"]

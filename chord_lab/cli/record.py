@@ -151,8 +151,12 @@ def recorded_keys(path: pathlib.Path | None, device: Device) -> set[str]:
     found = read_records(path)
     for text in found.notices:
         notes.print(text, markup=False, highlight=False, soft_wrap=True)
-    own = (device.slug, kernels_hash())
-    return {r.key() for r in found.records if (r.environment.device, r.environment.kernels) == own}
+    of_device = [r for r in found.records if r.environment.device == device.slug]
+    own = [r for r in of_device if r.environment.kernels == kernels_hash()]
+    if others := len(of_device) - len(own):
+        text = f"{others} of {len(of_device)} records in {path} are of other kernels than this package's: not counted"
+        notes.print(text, markup=False, highlight=False, soft_wrap=True)
+    return {r.key() for r in own}
 
 
 def _profiles(scenario: Scenario) -> list[str]:

@@ -158,6 +158,7 @@ class CompileAhead:
             self._futures[job].set_exception(error)
             if child is not None:
                 child.kill()
+                child.close()
             return None
         finally:
             self._wake.set()

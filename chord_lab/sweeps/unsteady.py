@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from chord_lab.sweeps.flags import DRIFT
+
 if TYPE_CHECKING:
     from chord_lab.sweeps.timed import Timed
 
 LEAST_ROUNDS = 3
-NOTICED = 0.05  # share of its median by which the default's repeats must differ to be looked at
 WORSE = 2.0  # times the spread of the others' own times: ratios that spread more say more of the default than of them
 STEADIEST = 4  # one in so many of the others: who was steady shows that the machine was
 LOOKED_AT = 64  # candidates; a few dozen tell
@@ -34,11 +35,11 @@ def is_unsteady(default: int | None, tried: npt.NDArray[np.int64], timed: Timed)
     if not spreads:
         return False
     of_times, of_ratios = np.mean(sorted(spreads)[: -(-len(spreads) // STEADIEST)], axis=0)
-    return bool(of_ratios > WORSE * of_times and of_ratios > NOTICED / 2)
+    return bool(of_ratios > WORSE * of_times and of_ratios > DRIFT / 2)
 
 
 def _jumps(times: npt.NDArray[np.float64]) -> bool:
-    return len(times) >= LEAST_ROUNDS and bool(np.ptp(times) > NOTICED * np.median(times))
+    return len(times) >= LEAST_ROUNDS and bool(np.ptp(times) > DRIFT * np.median(times))
 
 
 def whole_range(mine: npt.NDArray[np.float64], default: npt.NDArray[np.float64]) -> tuple[float | None, float | None]:

@@ -237,6 +237,9 @@ def test_a_recording_goes_on_from_records_of_the_same_kernels_point_by_point(tmp
     assert (rest["points"], rest["candidates"]) == (everything["points"] - 1, everything["candidates"] - tried)
     assert left(kernels_hash(), omitted=1)[0] == everything  # a point is judged within one run, so it is tried whole
     assert left("of other kernels")[0] == everything
+    foreign = str(tmp_path / "of other kernels-0.parquet")
+    told = invoke("record", "--plan-only", "--points", "published", "--missing-from", foreign, *chosen).stderr
+    assert f"{tried} of {tried} records" in told
 
 
 def test_the_hash_of_kernels_is_of_their_code_alone_and_the_same_under_every_python():
