@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from functools import cache, partial
 
@@ -21,6 +22,7 @@ from w4a16_moe import (
     pack,
     why_illegal,
 )
+from w4a16_moe.hopper.workspace import SPARE, counters
 from w4a16_moe.reference import gemm_reference, relative_error
 
 pytestmark = pytest.mark.gpu
@@ -238,6 +240,52 @@ def test_graph_replays_with_another_routing(schedule):
         out.fill_(float("nan"))
         graph.replay()
         assert relative_error(out, gemm_reference(x, packed, static_ids, top_k=1)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("schedule", [STREAM_K, PREFILL], ids=Schedule.label)
+def test_two_graphs_replay_at_once(schedule):
+    """Each capture has counters of its own: two graphs on two streams do not meet in them, nor does a third launch."""
+    packed = layer("small")
+    jobs = []
+    for name in ("ragged", "empty ends"):
+        ids = ids_of_counts(ROUTINGS[name])
+        x = normal((ids.shape[0], 1024), 1)
+        routing = align_to_blocks(ids, 12, schedule.block_m)
+        expected = indexed_gemm(x, packed, routing, top_k=1, schedule=schedule)
+        out = torch.empty_like(expected)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            indexed_gemm(x, packed, routing, top_k=1, schedule=schedule, out=out)
+        jobs.append((graph, torch.cuda.Stream(), x, routing, expected, out))
+    for _ in range(20):
+        for graph, stream, *_rest in jobs:
+            with torch.cuda.stream(stream):
+                graph.replay()
+        _graph, _stream, x, routing, expected, _out = jobs[0]
+        assert torch.equal(indexed_gemm(x, packed, routing, top_k=1, schedule=schedule), expected)
+    torch.cuda.synchronize()
+    for *_rest, expected, out in jobs:
+        assert torch.equal(out, expected)
+
+
+def test_counters_of_captures_are_apart():
+    """From the stock they are distinct, aligned and never set to zero again; past its end the graph zeroes them."""
+    where = torch.device("cuda")
+    counters(2, where)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = [counters(num, where) for num in (2, 529, 5)]
+        beyond = counters(SPARE + 1, where)
+        beyond += 1
+    for one, following in itertools.pairwise(made):
+        assert one.data_ptr() % 16 == 0
+        assert one.data_ptr() + 4 * one.numel() <= following.data_ptr()
+    for _ in range(2):
+        graph.replay()
+        assert all(not one.any() for one in made)
+        assert (beyond == 1).all()
 
 
 @pytest.mark.parametrize("schedule", [STREAM_K, PREFILL], ids=Schedule.label)

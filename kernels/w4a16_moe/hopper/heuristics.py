@@ -68,7 +68,7 @@ def _short_tiles(block_m: int, problem: MoeProblem, routed_m: int, num_sms: int)
     tiles = min(problem.num_experts, routed_m) * problem.N // 128
     if problem.K >= LONG_K and tiles < FEW_WAVES * num_sms:
         if 2 * tiles < num_sms:  # not a wave even of narrow tiles: each is shared along K
-            yield replace(_tile(8, 64, 64, 8, 2), stream_k=True, persistent=True)
+            yield replace(_tile(8, 64, 64, 8, 4), stream_k=True, persistent=True)
         if 2 * tiles <= DEEP_CTAS * num_sms:
             yield _tile(16, 64, 64, 8, 4)
         yield _tile(block_m, 64, 64, 4, 4)

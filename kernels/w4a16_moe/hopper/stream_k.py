@@ -104,38 +104,57 @@ def _hand_over(acc, partial_ptr, flag_ptr, num_slices, BLOCK_N: gl.constexpr, NU
 
 
 @gluon.jit
+def _wait_flags(ptrs):
+    """Each thread waits until its flag is up; what was written before the flag was raised can be read from then on."""
+    return gl.inline_asm_elementwise("""{
+.reg .pred p;
+waitFlag:
+ld.acquire.gpu.global.b32 $0, [$1];
+setp.eq.s32 p, $0, 0;
+@p bra waitFlag;
+}""", "=r,l", [ptrs.to(gl.int64)], dtype=gl.int32, is_pure=False, pack=1)  # fmt: skip
+
+
+@gluon.jit
 def _collect(
-    acc, partial_ptr, flag_ptr, num_slices, share_end, tile_end, total,
+    acc, partial_ptr, flag_ptr, num_slices, tile_end, quotient, remainder,
     BLOCK_N: gl.constexpr, NUM_WARPS: gl.constexpr,
 ):  # fmt: skip
-    """Add the parts that the following CTAs did, in their order: the sum does not depend on who is first."""
-    cta = gl.program_id(0) + 1
-    covered = share_end
-    while covered < tile_end:
-        upto = _share(cta + 1, total)
-        if upto > covered:  # with fewer rounds than CTAs some have no share, and hand nothing over
-            flag = gl.atomic_add(flag_ptr + cta, 0, sem="acquire", scope="gpu")
-            while flag == 0:
-                flag = gl.atomic_add(flag_ptr + cta, 0, sem="acquire", scope="gpu")
-            cta_barrier()
-            out = ()
-            for j in gl.static_range(len(acc)):
-                acc_j = acc[j]
-                if j < num_slices:
-                    pointers = _partial_pointers(partial_ptr, cta, j, len(acc), BLOCK_N, NUM_WARPS)
-                    acc_j += gl.load(pointers, cache_modifier=".cg")
-                out = out + (acc_j,)
-            acc = out
-            gl.atomic_xchg(flag_ptr + cta, 0, sem="relaxed", scope="gpu")
-        cta += 1
-        covered = upto
+    """Add the parts that the following CTAs did, in their order: the sum does not depend on who is first.
+
+    Flags are waited for 32 at a time and parts loaded PARTS at a time: one latency, not one for each.
+    """
+    PARTS: gl.constexpr = max(256 // BLOCK_N, 1)  # what registers allow
+    lane = gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [NUM_WARPS], [0]))
+    first = gl.program_id(0) + 1
+    last = first  # the CTA that ends the tile
+    while _share(last + 1, quotient, remainder) < tile_end:
+        last += 1
+    for base in range(first, last + 1, 32):
+        _wait_flags(flag_ptr + gl.minimum(base + lane, last))
+        cta_barrier()
+        gl.store(flag_ptr + base + lane, gl.zeros_like(lane), mask=base + lane <= last)
+    for cta in range(first, last + 1, PARTS):
+        out = ()
+        for j in gl.static_range(len(acc)):
+            acc_j = acc[j]
+            if j < num_slices:
+                parts = ()
+                for i in gl.static_range(PARTS):
+                    pointers = _partial_pointers(partial_ptr, cta + i, j, len(acc), BLOCK_N, NUM_WARPS)
+                    there = gl.full_like(acc_j, cta + i, dtype=gl.int32) <= last
+                    parts = parts + (gl.load(pointers, mask=there, other=0.0, cache_modifier=".cg"),)
+                for i in gl.static_range(PARTS):
+                    acc_j += parts[i]
+            out = out + (acc_j,)
+        acc = out
     return acc
 
 
 @gluon.jit
-def _share(cta, total):
-    """First k round of a CTA's share."""
-    return (cta.to(gl.int64) * total // gl.num_programs(0)).to(gl.int32)
+def _share(cta, quotient, remainder):
+    """First k round of a CTA's share: the first `remainder` CTAs have one round more than the others."""
+    return cta * quotient + gl.minimum(cta, remainder)
 
 
 @gluon.jit(do_not_specialize=["routed_m"])
@@ -159,10 +178,11 @@ def stream_k_kernel(
     NUM_N: gl.constexpr = N // BLOCK_N
     SLICES: gl.constexpr = BLOCK_M // 8
     num_blocks = gl.load(num_tokens_padded_ptr) // BLOCK_M
-    total = num_blocks.to(gl.int64) * (NUM_N * ROUNDS)
-    begin = _share(gl.program_id(0), total)
-    end = _share(gl.program_id(0) + 1, total)
-    if begin >= end:
+    quotient = num_blocks * (NUM_N * ROUNDS) // gl.num_programs(0)
+    remainder = num_blocks * (NUM_N * ROUNDS) % gl.num_programs(0)
+    begin = _share(gl.program_id(0), quotient, remainder)
+    end = _share(gl.program_id(0) + 1, quotient, remainder)
+    if begin >= end:  # fewer rounds than CTAs: the last ones have none
         return
     codes, scales, tokens = allocate_ring(STAGES, BLOCK_N, BLOCK_K, SLICES)
     buffer = gl.allocate_shared_memory(gl.bfloat16, [pow2(BLOCK_M), BLOCK_N], gl.NVMMASharedLayout(128, 16, rank=2))
@@ -209,7 +229,9 @@ def stream_k_kernel(
                 _hand_over(acc, partial_ptr, flag_ptr, populated, BLOCK_N, NUM_WARPS)
             else:
                 if r < ROUNDS:
-                    acc = _collect(acc, partial_ptr, flag_ptr, populated, end, (t + 1) * ROUNDS, total, BLOCK_N, NUM_WARPS)
+                    acc = _collect(
+                        acc, partial_ptr, flag_ptr, populated, (t + 1) * ROUNDS, quotient, remainder, BLOCK_N, NUM_WARPS
+                    )
                 valid_m = gl.where(populated > 0, routed_m, 0)
                 ids_ptr = sorted_ids_ptr + (t // NUM_N) * BLOCK_M
                 store_slices(acc, buffer, y_ptr, ids_ptr, valid_m, (t % NUM_N) * BLOCK_N, N, BLOCK_N, NUM_WARPS)
