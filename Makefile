@@ -17,7 +17,7 @@ VENV_PYTHON := .venv/bin/python
 GPU_PYTHON := $(or $(PYTHON),$(VENV_PYTHON))
 # Other tests import what a machine with a GPU may lack (notebooks, plots).
 GPU_TESTS = $(shell grep -rl --include='test_*.py' 'mark\.gpu' tests)
-GPU_PATH := PYTHONPATH=.:kernels$(if $(PYTHONPATH),:$(PYTHONPATH))
+GPU_PATH := PYTHONPATH=$(CURDIR):$(CURDIR)/kernels$(if $(PYTHONPATH),:$(PYTHONPATH))
 GPU_SETUP := $(if $(PYTHON),,setup)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
