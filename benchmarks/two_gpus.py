@@ -132,12 +132,15 @@ def main() -> None:
     points = scenario_points(options.scenario, tokens=tokens, profile=options.profile)
     plan = make_plan(points, device_named(DEVICE))
     compiling = compile_all(plan)
+    print(f"{len(plan)} candidates, kernels compiled before ({compiling:.1f} s)", flush=True)
     log = (options.out / "children.log").resolve()
     one = settings_for(gpus[0], 1, log, options.min_rounds)
     many = settings_for(None, len(gpus), log, options.min_rounds)
     rates_one, verdicts_one = timed(plan, LiveMeasure(one), options.out / "one", 1)
+    show_rates("1 GPU", rates_one)
     cluster = ClusterMeasure("local", many, device=DEVICE, gpus=gpus, share=WHOLE_POINT)
     rates_many, verdicts_many = timed(plan, cluster, options.out / "many", len(gpus))
+    show_rates(f"{len(gpus)} GPUs", rates_many)
     first = read_records([options.out / "one"]).records[0]
     report = {
         "date": first.date,
@@ -154,11 +157,13 @@ def main() -> None:
     show(report)
 
 
+def show_rates(name: str, rates: dict[str, float]) -> None:
+    """At once: a run cut short has told what it measured."""
+    print(f"{name:7} {rates['seconds']:8.1f} s  {rates['per_minute']:8.0f} candidates a minute", flush=True)
+
+
 def show(report: dict[str, Any]) -> None:
-    """A short table."""
-    print(f"{report['candidates']} candidates, kernels compiled before ({report['compile_seconds']:.1f} s)")
-    for name, rates in (("1 GPU", report["one"]), (f"{report['gpus']} GPUs", report["many"])):
-        print(f"{name:7} {rates['seconds']:8.1f} s  {rates['per_minute']:8.0f} candidates a minute")
+    """What both runs say together."""
     print(f"speed-up {report['speed_up']:.2f} (1.8 asked for on two)")
     for row in report["winners"]:
         print(f"  {row['projection']:8} {row['routed_m']:6} rows: {row['agree']:18} {row['one']} | {row['many']}")
