@@ -21,9 +21,17 @@ class NsightTool:
         import nsight
 
         self.nsight = nsight
+        self.tool = tool
         self.metrics = [TIME] if tool == "cupti" else list(dict.fromkeys([TIME, *metrics]))
         if tool == "cupti":
-            nsight.activate(nsight.Tool.CUPTI)
+            try:
+                nsight.activate(nsight.Tool.CUPTI)
+            except Exception as error:
+                raise self._refused(error) from error
+
+    def _refused(self, error: Exception) -> RuntimeError:
+        """CUPTI gives a bare code where it does not suit the driver: name who says it and what else there is."""
+        return RuntimeError(f"{self.tool} of nsight-python gave up ({error}): use --collector ncu or events")
 
     def profile(self, key: str, launch: Callable[[], Any]) -> list[dict[str, Any]]:
         """``[{"kernel", "metric", "value", "unit", "device"}]`` of the kernels of one launch."""
@@ -42,7 +50,10 @@ class NsightTool:
             with nsight.annotate(record):
                 launch()
 
-        frame = marked().to_dataframe()
+        try:
+            frame = marked().to_dataframe()
+        except Exception as error:
+            raise self._refused(error) from error
         columns = ("Kernel", "Metric", "AvgValue", "Unit", "GPU")
         return [
             {"kernel": str(kernel), "metric": str(metric), "value": float(value), "unit": str(unit), "device": str(gpu)}

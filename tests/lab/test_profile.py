@@ -3,6 +3,8 @@
 import inspect
 import json
 import os
+import sys
+import types
 
 import pytest
 from stand_in_ncu import TO_EXPORT, chord_lab, shell_ncu
@@ -139,6 +141,21 @@ def test_nsight_python_passes_its_gate_only_with_a_new_ncu(tmp_path, monkeypatch
     versions["ncu-report"] = "2026.1.0"
     gate = {c.name: c for c in collectors.capabilities()}["nsight-python"]
     assert not gate.available and "needs ncu-report 2026.3" in gate.why_not
+
+
+def test_a_tool_that_gives_up_is_named_with_what_else_there_is(monkeypatch):
+    """CUPTI newer than the driver answers with a bare code (seen on an H200 with driver 580)."""
+    from chord_lab.measurement.profiled_nsight import NsightTool
+
+    def refuse(_tool):
+        raise RuntimeError("ERROR_INVALID_PARAMETER (1)")
+
+    stand_in = types.SimpleNamespace(Tool=types.SimpleNamespace(CUPTI="cupti"), activate=refuse)
+    monkeypatch.setitem(sys.modules, "nsight", stand_in)
+    monkeypatch.setenv("NSPY_NCU_INIT_AT_IMPORT", "1")
+    message = "cupti of nsight-python gave up .ERROR_INVALID_PARAMETER .1.*: use --collector ncu or events"
+    with pytest.raises(RuntimeError, match=message):
+        NsightTool("cupti", [])
 
 
 def test_the_calls_fit_the_installed_nsight_python():
