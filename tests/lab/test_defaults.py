@@ -12,9 +12,8 @@ from chord_lab.records.statistics import median_us
 from chord_lab.sweeps.space import default_schedule
 
 DATA = pathlib.Path(__file__).resolve().parents[2] / "data" / "nvidia_h200"
-# Over the fastest recorded schedule, at the points of the indexed interface, skewed draws among them. What is far from
-# it is mostly EP32: 12 experts make few tiles (kernels/README.md, Limits). The tables have those rows.
-MEAN, CLOSE, CLOSE_SHARE = 0.02, 0.05, 0.88
+# Over the fastest recorded schedule, at the points of the indexed interface, skewed draws among them.
+MEAN, CLOSE, CLOSE_SHARE = 0.02, 0.05, 0.9
 
 
 def test_untuned_schedules_are_near_the_fastest_recorded():

@@ -17,6 +17,7 @@ DECODE_TOKENS = 18  # tokens per expert up to which mma.sync leads: it does at 1
 SHORT_K = 2048  # one CTA more per SM hides a tile's start
 MIDDLE_K, MIDDLE_K_TOKENS = range(1024, SHORT_K + 1), 22  # here mma.sync leads longer: at 22, with 32-token tiles
 TWO_SLICES_TOKENS = 12  # with a short K two slices of 8 tokens beat three up to here, though some experts take two tiles
+SMALL_TILE_TOKENS = 28  # 32-token tiles lead at 24 and 27, 64-token ones at 33 and 40
 LONG_K, FEW_WAVES = 4096, 4  # fewer 128-wide tiles than so many an SM, each a long walk along K: narrower ones
 DEEP_CTAS = 6  # narrow tiles with a ring of 8 stages that an SM holds; more tiles than that want the shallow ring
 
@@ -56,7 +57,7 @@ def _preferences(
         yield from _mma_sync(block_m, profile)
     if tok_e <= MIDDLE_K_TOKENS and problem.K in MIDDLE_K and profile.interface == "indexed":
         yield _tile(32, 256, 128, 2, 3)
-    sizes = (16, 32, 64) if tok_e <= 48 else (64, 128)
+    sizes = (16, 32) if tok_e <= SMALL_TILE_TOKENS else (16, 32, 64) if tok_e <= 48 else (64, 128)
     yield from _wgmma(model.choose(problem.num_experts, routed_m, sizes))
     yield from _wgmma(64)
     if not few:
