@@ -17,6 +17,7 @@ from chord_lab.analysis.selection import (
     rows_of,
     select,
     source_line,
+    timed,
     with_labels,
 )
 from chord_lab.errors import UserError
@@ -102,9 +103,8 @@ def compare_info(
     mine, theirs = with_labels(candidates(part)), name_tiles(others(part))
     if not len(mine) or not len(theirs):
         raise UserError("no point where both our kernels and another implementation were timed")
-    import pandas as pd
-
-    require_one_environment(pd.concat([mine, theirs]))
+    part = require_one_environment(timed(part[part["kind"] != "ceiling"]))
+    mine, theirs = with_labels(candidates(part)), name_tiles(others(part))
     keys = ["projection", "routed_m", "num_tokens", "draw", "seed"]
     theirs_by_point = dict(list(theirs.groupby(keys, observed=True, dropna=False)))
     names = [n for n in PEER_NOTES if (theirs["implementation"] == n).any()]
@@ -190,14 +190,12 @@ def layer_info(
     Raises:
         UserError: no token count with both projections, several scenarios, or unlike environments.
     """
-    import pandas as pd
-
     part = select(frame, scenario=scenario, draw=draw)
-    mine = with_labels(candidates(part))
-    if mine["scenario"].nunique() > 1:
-        raise UserError(f"several scenarios ({', '.join(sorted(mine['scenario'].unique()))}); choose one")
-    theirs = others(part)
-    require_one_environment(pd.concat([mine, theirs]) if len(theirs) else mine)
+    part = timed(part[part["kind"] != "ceiling"])
+    if part["scenario"].nunique() > 1:
+        raise UserError(f"several scenarios ({', '.join(sorted(part['scenario'].unique()))}); choose one")
+    part = require_one_environment(part)
+    mine, theirs = with_labels(candidates(part)), others(part)
     whole = _whole_layers(mine, chosen or {})
     if not whole:
         raise UserError("no token count where both gate_up and down were timed")

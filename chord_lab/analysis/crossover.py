@@ -78,7 +78,7 @@ def crossover_info(
     rows = candidates(select(frame, projection=projection, scenario=scenario, draw=draw, profile=profile))
     if not len(rows):
         raise UserError(f"no timed candidate of {projection}" + (f" in {scenario}" if scenario else ""))
-    require_one_setting(rows)
+    rows = require_one_setting(rows)
     best = fastest(rows, ["routed_m", "block_m"])
     routed = sorted(int(m) for m in best["routed_m"].unique())
     blocks = sorted(int(b) for b in best["block_m"].unique())

@@ -57,7 +57,7 @@ def point_info(rows: pd.DataFrame) -> PointInfo:
     for column in ("scenario", "projection", "routed_m", "draw", "seed"):
         if mine[column].nunique() > 1:
             raise UserError(f"several values of {column}: choose one point")
-    require_one_environment(mine)
+    mine = require_one_environment(mine)
     lists: dict[str, list] = {name: [] for name in PointInfo._fields[:7]}
     for row in mine.sort_values("time_us", kind="stable").to_dict("records"):
         schedule = schedule_of_row(row)

@@ -105,7 +105,7 @@ def roofline_info(
     rows = rows[rows["num_bytes"].notna() & (rows["num_flops"] > 0)]
     if not len(rows):
         raise UserError("no timed GEMM to place under the roofline")
-    require_one_environment(rows)
+    rows = require_one_environment(rows)
     if best_only:
         rows = name_tiles(rows)
         rows = fastest(rows, ["implementation", *point_columns(rows)])

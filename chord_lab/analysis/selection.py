@@ -18,8 +18,8 @@ OURS = "w4a16_moe"
 # What makes two rows belong to one point: candidates of a point compete, those of two points never do.
 POINT_COLUMNS = ("scenario", "projection", "profile", "num_tokens", "routed_m", "draw", "seed")
 METHOD_COLUMNS = ("timer", "l2", "timed")
-_MACHINE_COLUMNS = tuple(c for c in ENVIRONMENT_COLUMNS if c not in ("python", "peers"))
-LIKENESS_COLUMNS = (*_MACHINE_COLUMNS, *METHOD_COLUMNS)
+# Python and the peers' versions do not matter; the kernels' version matters within a point.
+_MACHINE_COLUMNS = tuple(c for c in ENVIRONMENT_COLUMNS if c not in ("python", "peers", "kernels"))
 
 
 def select(frame: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
@@ -61,7 +61,7 @@ def others(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def environments(frame: pd.DataFrame) -> list[pd.DataFrame]:
-    """The frame split so that each part was measured in like environments, largest part first."""
+    """The frame split so that each part was measured on one machine and software, largest part first."""
     if not len(frame):
         return []
     columns = [c for c in _MACHINE_COLUMNS if c in frame]
@@ -70,23 +70,45 @@ def environments(frame: pd.DataFrame) -> list[pd.DataFrame]:
 
 
 def require_one_environment(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame itself, if it may be ranked: one environment for all of it, one method for each point.
+    """The rows that may be ranked: of one machine and software, and at each point of one method and kernel version.
 
-    Candidates and peers compete within a point. Between points the method may change: launches of a few microseconds
-    are timed by graph replay, longer ones by events.
+    Candidates and peers compete within a point. Between points the method may change (launches of a few microseconds
+    are timed by graph replay, longer ones by events), and so may the version of our kernels: points are recorded in one
+    run each. Where another profile was measured at the same point with an older version, it is left out.
 
     Raises:
         UserError: rows of unlike environments or methods; the message names what differs.
     """
     columns = [c for c in _MACHINE_COLUMNS if c in frame and frame[c].nunique(dropna=False) > 1]
-    point = [c for c in ("scenario", "projection", "routed_m", "draw", "seed") if c in frame]
-    for name in (c for c in METHOD_COLUMNS if c in frame and frame[c].nunique(dropna=False) > 1):
-        if (frame.groupby(point, observed=True, dropna=False)[name].nunique(dropna=False) > 1).any():
-            columns.append(name)
+    columns += [c for c in ("kernels",) if _differs(frame, c, ("scenario", "projection", "profile", *_PLACE))]
+    frame = frame if columns else _newest_kernels(frame)
+    columns += [c for c in METHOD_COLUMNS if _differs(frame, c, ("scenario", "projection", *_PLACE))]
     if columns:
         differing = "; ".join(f"{c}: {', '.join(map(str, frame[c].unique()[:4]))}" for c in columns[:3])
         raise UserError(f"records of unlike environments are never ranked together ({differing}); choose one")
     return frame
+
+
+_PLACE = ("routed_m", "draw", "seed")
+
+
+def _differs(frame: pd.DataFrame, column: str, keys: tuple[str, ...]) -> bool:
+    """Whether a column has several values where all keys agree."""
+    if column not in frame or frame[column].nunique(dropna=False) < 2:
+        return False
+    known = [c for c in keys if c in frame]
+    return bool((frame.groupby(known, observed=True, dropna=False)[column].nunique(dropna=False) > 1).any())
+
+
+def _newest_kernels(frame: pd.DataFrame) -> pd.DataFrame:
+    """At each point, whatever the profiles, the rows of the kernel version that was measured last."""
+    keys = [c for c in ("scenario", "projection", *_PLACE) if c in frame]
+    if not _differs(frame, "kernels", tuple(keys)):
+        return frame
+    dates = frame["date"].astype(str)
+    columns = [frame[c] for c in keys]
+    of_version = dates.groupby([*columns, frame["kernels"]], observed=True, dropna=False).transform("max")
+    return frame[of_version == dates.groupby(columns, observed=True, dropna=False).transform("max")]
 
 
 def require_one_setting(rows: pd.DataFrame) -> pd.DataFrame:
@@ -95,7 +117,7 @@ def require_one_setting(rows: pd.DataFrame) -> pd.DataFrame:
     Raises:
         UserError: several; the message names what differs.
     """
-    require_one_environment(rows)
+    rows = require_one_environment(rows)
     for column in ("num_experts", "N", "K", "draw"):
         if rows[column].nunique() > 1:
             values = ", ".join(str(v) for v in sorted(rows[column].unique())[:6])
@@ -118,6 +140,8 @@ def source_line(frame: pd.DataFrame) -> str:
     tail = "" if parts and parts[0].startswith("predicted") else f", {when}" if when else ""
     timers = sorted({str(t) for t in frame["timer"].dropna()}) if "timer" in frame else []
     several = f"; timed by {' or '.join(timers)}" if len(timers) > 1 else ""
+    versions = frame["kernels"].nunique() if "kernels" in frame else 1
+    several += f"; {versions} versions of the kernels, one at a point" if versions > 1 else ""
     return "; ".join(parts or [f"recorded on {names[0]}"]) + tail + several
 
 

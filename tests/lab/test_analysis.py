@@ -108,6 +108,27 @@ def test_unlike_environments_are_never_mixed(made, made_run):
     assert [len(part) for part in analysis.environments(frame)] == [32, 32]
 
 
+def test_versions_of_the_kernels_never_meet_at_a_point(made, made_run):
+    """Points may be of different versions, each recorded in one run; at a point an older profile steps back."""
+    older = made_run(kernels="older")
+    new, old = made.schedule(64), older.schedule(32)
+    apart = [made.record(50, schedule=new), older.record(90, schedule=old, routed_m=2048)]
+    info = analysis.crossover_info(to_frame(apart), projection="gate_up")
+    assert info.best_block_m == [64, 32]
+    assert "2 versions of the kernels, one at a point" in info.source
+    with pytest.raises(UserError, match=r"unlike environments are never ranked together \(kernels"):
+        analysis.crossover_info(to_frame([apart[0], older.record(40, schedule=old)]), projection="gate_up")
+    yesterday = {"profile": "portable", "date": "2026-11-28T12:00:00+00:00"}
+    beside = [
+        older.record(40, schedule=old, **yesterday),
+        older.record(10, implementation="humming", kind="peer", **yesterday),
+    ]
+    peer = made.record(100, implementation="humming", kind="peer")
+    found = analysis.compare_info(to_frame([apart[0], peer, *beside]))
+    assert (found.ours_us, found.other_us) == ([50.0], [[100.0]])
+    assert analysis.crossover_info(to_frame(beside[:1]), projection="gate_up", profile="portable").best_block_m == [32]
+
+
 def test_unlike_methods_are_never_mixed(made):
     from chord_lab.records import Method
 

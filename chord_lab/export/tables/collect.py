@@ -10,7 +10,7 @@ from w4a16_moe.problem import MoeProblem
 from w4a16_moe.profiles import PROFILES
 
 from chord_lab import __version__
-from chord_lab.analysis.selection import LIKENESS_COLUMNS, is_missing
+from chord_lab.analysis.selection import METHOD_COLUMNS, is_missing
 from chord_lab.errors import UserError
 from chord_lab.export.tables.kernels import KernelTables
 from chord_lab.export.tables.points import Missing, TablePoint, missing_points
@@ -220,7 +220,7 @@ def _provenance(
         "device_name": members[0].device,
         "records": {"runs": runs, "source": sorted({w.source for w in members}), "candidates": len(rows)},
         "toolchain": {name: value for name, value in toolchain.items() if value is not None},
-        "method": {name: seen(name) for name in LIKENESS_COLUMNS if name in ("timer", "l2", "timed")},
+        "method": {name: seen(name) for name in METHOD_COLUMNS},
         "tuned_for": {
             "scenarios": sorted({w.scenario for w in members}),
             "draws": sorted({w.draw for w in members}),
