@@ -30,6 +30,7 @@ SCENARIOS = (
 )
 MAX_ROUNDS = 5  # of the closest contenders; everyone else has --min-rounds
 OTHER_DRAWS = ("balanced", "zipf:1.0")
+OWN = "own"  # the scenario's own profile
 
 
 @app.command("record")
@@ -37,7 +38,9 @@ def record(
     out: Annotated[pathlib.Path, typer.Option(help="Directory of the recording.")] = pathlib.Path("runs/record"),
     budget_seconds: Annotated[float | None, typer.Option(help="Stop after so many seconds.")] = None,
     scenario: Annotated[list[str] | None, typer.Option(help="Scenarios; Kimi K2 EP8 and TP8 when not given.")] = None,
-    profile: Annotated[list[str] | None, typer.Option(help="Profiles; portable and the scenario's own.")] = None,
+    profile: Annotated[
+        list[str] | None, typer.Option(help="Profiles, or own: the scenario's; default: portable and own.")
+    ] = None,
     space: Annotated[str, typer.Option(help="record, focus or full.")] = "record",
     points: Annotated[str, typer.Option(help="all or published; other draws are published points only.")] = "all",
     draw: Annotated[list[str] | None, typer.Option(help="uniform, balanced and zipf:1.0 when not given.")] = None,
@@ -76,7 +79,7 @@ def record(
     )
     request.check()
     check_budget(budget_seconds)
-    for name in profile or ():
+    for name in [name for name in profile or () if name != OWN]:
         replace(request, profile=name).check()
     if points not in ("all", "published"):
         raise UserError(f"--points {points!r}: legal are all, published")
@@ -125,7 +128,7 @@ def recording_points(request: Request, scenarios: list[str], profiles: list[str]
     seed = request.seed or 0
     for name in scenarios:
         scenario = get_scenario(name)
-        for profile in profiles or _profiles(scenario):
+        for profile in _profiles(scenario, profiles):
             draws = request.draws if scenario.interface == "indexed" else [scenario.draw]
             published = scenario_points(name, tokens="published", draws=draws[:1], seed=seed, profile=profile)
             first += published
@@ -159,9 +162,10 @@ def recorded_keys(path: pathlib.Path | None, device: Device) -> set[str]:
     return {r.key() for r in own}
 
 
-def _profiles(scenario: Scenario) -> list[str]:
-    """The portable kernel beside the scenario's own profile, where it has the interface."""
-    return list(dict.fromkeys([*(["portable"] if scenario.interface == "indexed" else []), scenario.profile]))
+def _profiles(scenario: Scenario, wanted: list[str] | None) -> list[str]:
+    """As wanted; by default the portable kernel beside the scenario's own profile, where it has the interface."""
+    wanted = wanted or [*(["portable"] if scenario.interface == "indexed" else []), OWN]
+    return list(dict.fromkeys(scenario.profile if name == OWN else name for name in wanted))
 
 
 def _runnable(points: list[Point], device: Device) -> list[Point]:
