@@ -28,7 +28,7 @@ STREAM_K = [
 ]
 BLOCK_M = [  # schedules that the shipped sweep measured at these points
     f"wgmma {tile} swap persistent queue branched"
-    for tile in ("32x256x64 w8 s6", "64x256x64 w8 s6", "96x256x64 w8 s6", "128x256x64 w8 s6", "192x128x64 w8 s5")
+    for tile in ("64x256x64 w8 s6", "96x256x64 w8 s6", "112x256x64 w8 s6", "128x256x64 w8 s6", "192x128x64 w8 s5")
 ]
 
 

@@ -26,9 +26,9 @@ SHORT_RING = 256  # k elements in flight: less starves a long K, and is for K th
 LONG_K = 1024
 NARROW_TILE = 64  # columns: more CTAs where N has few tiles, more copies of x elsewhere
 WIDE_N = 1024
-# Least block_m as a share of the mean rows of an expert: a smaller one reads weights more than eight times; mma.sync,
-# which has no tensor rate to spare for it, more than twice.
-SMALLEST_SHARE = {"mma_sync": 1 / 2}
+# Least block_m as a share of the mean rows of an expert: a smaller one reads weights more than eight times; wgmma more
+# than four times; mma.sync, which has no tensor rate to spare for it, more than twice.
+SMALLEST_SHARE = {"mma_sync": 1 / 2, "wgmma": 1 / 4}
 OTHER_SMALLEST_SHARE = 1 / 8
 LARGEST_FACTOR = 2  # times the rows of the busiest expert, rounded up: a larger block_m only adds padding
 
@@ -147,73 +147,48 @@ _MMA_SYNC: tuple[Grid, ...] = (
         "token_slicing": ("branched",),
     },
 )
-_TWO_PER_SM: dict[str, Sequence[Any]] = {  # CTAs: each hides the other's latency
+_WGMMA_KNOBS: dict[str, Sequence[Any]] = {
     "block_k": (64,),
     "num_warps": (8,),
     "num_stages": (6,),
-    "ctas_per_sm": (2,),
     "swap_ab": (True,),
     "persistent": (True,),
-    "tile_order": ("static", "dynamic"),
-    "token_slicing": ("static",),
+    "tile_order": ("dynamic",),
+    "token_slicing": ("branched",),
 }
 _WGMMA: tuple[Grid, ...] = (
-    {
-        "block_m": (32, 64, 96, 128),
+    {**_WGMMA_KNOBS, "block_m": (16, 24, 32, 40, 48, 56, 64), "block_n": (512,)},  # x is read half as often
+    {**_WGMMA_KNOBS, "block_m": (64, 80, 96, 112, 128), "block_n": (256,)},
+    {**_WGMMA_KNOBS, "block_m": (24, 56), "block_n": (512,), "token_slicing": ("static",)},
+    {**_WGMMA_KNOBS, "block_m": (96, 128), "block_n": (256,), "token_slicing": ("static",)},
+    {**_WGMMA_KNOBS, "block_m": (56,), "block_n": (512,), "tile_order": ("static",)},
+    {**_WGMMA_KNOBS, "block_m": (128,), "block_n": (256,), "tile_order": ("static",)},
+    {  # two CTAs per SM: each hides the other's latency
+        **_WGMMA_KNOBS,
+        "block_m": (16, 32),
         "block_n": (256,),
-        "block_k": (64,),
-        "num_warps": (8,),
-        "num_stages": (6,),
-        "swap_ab": (True,),
-        "persistent": (True,),
-        "tile_order": ("dynamic",),
-        "token_slicing": ("branched",),
+        "ctas_per_sm": (2,),
+        "token_slicing": ("static",),
     },
     {
-        "block_m": (64, 128),
+        **_WGMMA_KNOBS,
+        "block_m": (192,),
+        "block_n": (128,),
+        "num_stages": (5,),
+    },  # weights dequantised once for more tokens
+    {  # contiguous rows
+        **_WGMMA_KNOBS,
+        "block_m": (128,),
         "block_n": (256,),
-        "block_k": (64,),
-        "num_warps": (8,),
-        "num_stages": (6,),
-        "swap_ab": (True,),
-        "persistent": (True,),
         "tile_order": ("static", "dynamic"),
         "token_slicing": ("static",),
     },
     {
-        "block_m": (64,),
-        "block_n": (256,),
-        "block_k": (64,),
-        "num_warps": (16,),
-        "num_stages": (6,),
-        "swap_ab": (True,),
-        "persistent": (True,),
-        "tile_order": ("static", "dynamic"),
-        "token_slicing": ("branched",),
-    },
-    {**_TWO_PER_SM, "block_m": (32,), "block_n": (256,)},
-    {**_TWO_PER_SM, "block_m": (64,), "block_n": (128,)},  # the same between 32 and 64 tokens per expert
-    {  # tall tiles: weights dequantised once for more tokens
-        "block_m": (192, 256),
-        "block_n": (128,),
-        "block_k": (64,),
-        "num_warps": (8,),
-        "num_stages": (5,),
-        "swap_ab": (True,),
-        "persistent": (True,),
-        "tile_order": ("dynamic",),
-        "token_slicing": ("branched",),
-    },
-    {  # contiguous rows
+        **_WGMMA_KNOBS,
         "block_m": (256,),
         "block_n": (128,),
-        "block_k": (64,),
-        "num_warps": (8,),
-        "num_stages": (4,),
+        "num_stages": (5,),
         "group_m": (1, 4),
-        "swap_ab": (True,),
-        "persistent": (True,),
-        "tile_order": ("static", "dynamic"),
         "token_slicing": ("static",),
     },
 )
@@ -247,8 +222,8 @@ _FULL: dict[str, Grid] = {
         "dequant": ("subnormal", "exponent"),
     },
     "wgmma": {
-        "block_m": (16, 32, 64, 96, 128, 160, 192, 256),
-        "block_n": (64, 128, 256),
+        "block_m": (16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256),
+        "block_n": (128, 256, 512),
         "block_k": (64,),
         "num_warps": (8, 16),
         "num_stages": (3, 4, 5, 6, 7, 8),

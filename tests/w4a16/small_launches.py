@@ -31,7 +31,7 @@ from w4a16_moe import (
 )
 from w4a16_moe.reference import TOLERANCE, gemm_reference, relative_error
 
-PROBLEM = MoeProblem(num_experts=3, N=256, K=512)
+PROBLEM = MoeProblem(num_experts=3, N=512, K=512)
 TOK_E = [19, 0, 70]
 GROUPS = [130, 0, 65]  # rows of each expert, laid out in groups of 128
 MAX_M, MASKED_M = 32, [17, 0, 32]
@@ -48,6 +48,7 @@ INDEXED = [
     replace(hopper.PREFILL, block_m=64, dequant="exponent"),
     replace(hopper.PREFILL, block_m=32, ctas_per_sm=2, token_slicing="static"),
     replace(hopper.PREFILL, block_m=192, block_n=128, num_stages=5),
+    hopper.WIDE,
 ]
 MASKED = [hopper.STREAM_K, hopper.PREFILL]
 

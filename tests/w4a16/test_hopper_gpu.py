@@ -45,6 +45,8 @@ PREFILL = Schedule(
     kernel="wgmma", block_m=128, block_n=256, block_k=64, num_warps=8, num_stages=6, swap_ab=True, persistent=True,
     tile_order="dynamic", token_slicing="branched",
 )  # fmt: skip
+WIDE = replace(PREFILL, block_m=56, block_n=512)
+EACH = [DECODE, STREAM_K, PREFILL, WIDE]
 SCHEDULES = [
     DECODE,
     replace(DECODE, block_m=8),
@@ -67,6 +69,11 @@ SCHEDULES = [
     replace(PREFILL, block_m=16),
     replace(PREFILL, block_m=192, block_n=128, num_stages=5, group_m=4),
     replace(PREFILL, block_m=256, block_n=128, num_stages=5),
+    replace(PREFILL, block_m=112),
+    WIDE,
+    replace(PREFILL, block_m=64, block_n=512, token_slicing="static"),
+    replace(PREFILL, block_m=24, block_n=512, dequant="exponent"),
+    replace(PREFILL, block_m=176, block_n=128, num_stages=5),
 ]
 ROUTINGS = {
     "one token": [0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0],
@@ -124,6 +131,7 @@ REAL = [
     replace(PREFILL, block_m=64, tile_order="static"),
     replace(PREFILL, block_m=32, ctas_per_sm=2, token_slicing="static"),
     replace(PREFILL, block_m=192, block_n=128, num_stages=5),
+    replace(PREFILL, block_m=48, block_n=512),
 ]  # every schedule is compiled for each shape: the others run at the small one
 
 
@@ -160,7 +168,7 @@ def test_awkward_routings(schedule, routing):
     assert torch.equal(again, first), f"{schedule.label()}: not bit-equal when repeated"
 
 
-@pytest.mark.parametrize("schedule", [DECODE, STREAM_K, PREFILL], ids=Schedule.label)
+@pytest.mark.parametrize("schedule", EACH, ids=Schedule.label)
 def test_foreign_routes_stay_untouched(schedule):
     packed = layer("small")
     expert_map = torch.full((48,), -1, dtype=torch.int32, device="cuda")
@@ -173,7 +181,7 @@ def test_foreign_routes_stay_untouched(schedule):
     assert bool(torch.isnan(out[local < 0].float()).all())
 
 
-@pytest.mark.parametrize("schedule", [DECODE, STREAM_K, PREFILL], ids=Schedule.label)
+@pytest.mark.parametrize("schedule", EACH, ids=Schedule.label)
 def test_blocks_of_nobody_are_skipped(schedule):
     """A block table as others build it under expert parallelism: -1 for blocks of experts that live elsewhere."""
     packed = layer("small")
@@ -191,7 +199,7 @@ def test_blocks_of_nobody_are_skipped(schedule):
     assert relative_error(out[kept], gemm_reference(x, packed, ids, top_k=1)[kept]) <= TOLERANCE
 
 
-@pytest.mark.parametrize("schedule", [DECODE, STREAM_K, PREFILL], ids=Schedule.label)
+@pytest.mark.parametrize("schedule", EACH, ids=Schedule.label)
 def test_nan_in_unrouted_rows_never_leaks(schedule):
     packed = layer("small")
     ids = ids_of_counts(ROUTINGS["empty ends"])
@@ -216,7 +224,7 @@ def test_scales_at_the_ends_of_the_range(schedule, dequant, scale):
     assert relative_error(out.double() / scale, gemm_reference(x, plain, ids, top_k=1).double()) <= TOLERANCE
 
 
-@pytest.mark.parametrize("schedule", [DECODE, STREAM_K, PREFILL], ids=Schedule.label)
+@pytest.mark.parametrize("schedule", EACH, ids=Schedule.label)
 def test_graph_replays_with_another_routing(schedule):
     """One capture serves every routing: nothing was read back, counters and flags are back to zero."""
     packed = layer("small")
@@ -304,7 +312,7 @@ def test_two_streams_at_once(schedule):
         assert torch.equal(result, expected[index % 2])
 
 
-@pytest.mark.parametrize("schedule", [DECODE, STREAM_K, PREFILL], ids=Schedule.label)
+@pytest.mark.parametrize("schedule", EACH, ids=Schedule.label)
 def test_a_thousand_launches_are_equal(schedule):
     packed = layer("small")
     ids = ids_of_counts(ROUTINGS["ragged"])
@@ -342,7 +350,7 @@ def test_offsets_past_2_31(schedule):
 CONTIGUOUS = [
     replace(PREFILL, token_slicing="static", num_stages=4),
     replace(PREFILL, block_m=256, block_n=128, num_stages=4, token_slicing="static"),
-    replace(PREFILL, block_m=256, block_n=128, num_stages=4, token_slicing="static", tile_order="static", group_m=4),
+    replace(PREFILL, block_m=256, block_n=128, num_stages=5, token_slicing="static", tile_order="static", group_m=4),
 ]
 
 
@@ -392,7 +400,7 @@ def test_grouped_calls_replay_from_a_graph(interface):
 
 
 @pytest.mark.parametrize("max_m", [32, 64, 300])
-@pytest.mark.parametrize("schedule", [STREAM_K, replace(STREAM_K, block_m=24), PREFILL, None], ids=str)
+@pytest.mark.parametrize("schedule", [STREAM_K, replace(STREAM_K, block_m=24), PREFILL, WIDE, None], ids=str)
 def test_grouped_masked(schedule, max_m):
     """Capacity changes nothing but the buffers; rows past masked_m are neither read nor written."""
     packed = layer("small", "h200_grouped_decode")

@@ -16,9 +16,11 @@ triton = pytest.importorskip("triton", reason="triton has no build for this plat
 
 from w4a16_moe import DEVICES, PROFILES, MoeProblem, Schedule, resolve_schedule, why_illegal  # noqa: E402
 from w4a16_moe.hopper import decode, prefill  # noqa: E402
-from w4a16_moe.hopper.barriers import slot_offsets  # noqa: E402
+from w4a16_moe.hopper.barriers import offsets_in  # noqa: E402
 from w4a16_moe.hopper.heuristics import default_schedule  # noqa: E402
-from w4a16_moe.hopper.wgmma import token_variants  # noqa: E402
+from w4a16_moe.hopper.rules import WGMMA_BLOCK_M, smem_wgmma  # noqa: E402
+from w4a16_moe.hopper.wgmma_body import bodies_of  # noqa: E402
+from w4a16_moe.hopper.wgmma_ptx import width  # noqa: E402
 from w4a16_moe.offline import compile_kernel  # noqa: E402
 
 H200 = DEVICES["nvidia_h200"]
@@ -55,6 +57,15 @@ PREFILL_SCHEDULES = [
     replace(PREFILL, block_m=32, ctas_per_sm=2, token_slicing="static"),
     replace(PREFILL, block_m=192, block_n=128, num_stages=5, group_m=4),
     replace(PREFILL, block_m=256, block_n=128, num_stages=5),
+    replace(PREFILL, block_m=112),
+    replace(PREFILL, block_m=80),
+    replace(PREFILL, block_m=72),
+    replace(PREFILL, block_m=64, block_n=512),
+    replace(PREFILL, block_m=64, block_n=512, token_slicing="static"),
+    replace(PREFILL, block_m=56, block_n=512),
+    replace(PREFILL, block_m=48, block_n=512),
+    replace(PREFILL, block_m=24, block_n=512),
+    replace(PREFILL, block_m=176, block_n=128, num_stages=5),
 ]
 
 
@@ -88,26 +99,30 @@ def test_decode_kernels_compile_within_the_budget(schedule):
 
 @pytest.mark.parametrize("schedule", PREFILL_SCHEDULES, ids=Schedule.label)
 def test_wgmma_stays_asynchronous(schedule):
-    kernel = compile_kernel(prefill.compile_spec(schedule, DOWN, 1), 90)
+    spec = prefill.compile_spec(schedule, DOWN, 1)
+    kernel = compile_kernel(spec, 90)
     report = ptxas(kernel)
     assert not serialised(report), report[:400]
     assert spilled(report) <= SPILL_BUDGET
-    full, empty = slot_offsets(kernel.asm["ptx"], schedule.num_warps * 32)
-    assert 0 < full < empty < kernel.metadata.shared
+    x, barriers = offsets_in(kernel.asm["ptx"], prefill.barrier_counts(spec.constexprs))
+    assert x % 1024 == 0 and x < barriers < kernel.metadata.shared <= smem_wgmma(schedule)
+    assert f"m64n{width(schedule.block_m)}k16" in kernel.asm["ptx"]
 
 
 @pytest.mark.parametrize(
     "schedule",
     [
         replace(PREFILL, token_slicing="static"),
-        replace(PREFILL, block_m=256, block_n=128, num_stages=4, token_slicing="static"),
+        replace(PREFILL, block_m=256, block_n=128, num_stages=5, token_slicing="static"),
     ],
     ids=Schedule.label,
 )
 def test_contiguous_rows_stay_asynchronous(schedule):
-    kernel = compile_kernel(prefill.compile_spec_contiguous(schedule, GATE_UP), 90)
+    spec = prefill.compile_spec_contiguous(schedule, GATE_UP)
+    kernel = compile_kernel(spec, 90)
     assert not serialised(ptxas(kernel))
-    slot_offsets(kernel.asm["ptx"], schedule.num_warps * 32)
+    offsets_in(kernel.asm["ptx"], prefill.barrier_counts(spec.constexprs))
+    assert kernel.metadata.shared <= smem_wgmma(schedule)
 
 
 @pytest.mark.parametrize("capability", [100, 103])
@@ -121,7 +136,7 @@ def test_the_decode_kernel_compiles_for_blackwell(capability):
 
 def test_barrier_offsets_are_refused_when_the_code_looks_different():
     with pytest.raises(RuntimeError, match="unexpected"):
-        slot_offsets("mov.u32 %r1, 0;", 256)
+        offsets_in("mov.u32 %r1, 0;", [256])
 
 
 CHILD = """
@@ -135,11 +150,12 @@ for name, spec in (
     ("mma_sync", t.decode.compile_spec(t.DECODE, t.DOWN, 1)),
     ("stream_k", t.decode.compile_spec(t.STREAM_K, t.GATE_UP, 8)),
     ("wgmma", t.prefill.compile_spec(t.PREFILL, t.GATE_UP, 8)),
+    ("wide", t.prefill.compile_spec(t.replace(t.PREFILL, block_m=56, block_n=512), t.GATE_UP, 8)),
     ("contiguous", t.prefill.compile_spec_contiguous(static, t.DOWN)),
 ):
     kernel = t.compile_kernel(spec, 90)
-    if name in ("wgmma", "contiguous"):
-        t.slot_offsets(kernel.asm["ptx"], 256)
+    if name in ("wgmma", "wide", "contiguous"):
+        t.offsets_in(kernel.asm["ptx"], t.prefill.barrier_counts(spec.constexprs))
     report = t.ptxas(kernel)
     facts[name] = [t.spilled(report), t.serialised(report)]
 print(json.dumps({"version": triton.__version__, "facts": facts}))
@@ -165,6 +181,9 @@ ILLEGAL = {
     "split_k 2": replace(DECODE, split_k=2),
     "block_m 48": replace(DECODE, block_m=48),
     "block_n 512": replace(DECODE, block_n=512),
+    "8 warps and one CTA per SM": replace(PREFILL, block_m=16, block_n=512, ctas_per_sm=2, token_slicing="static"),
+    "block_m 36": replace(PREFILL, block_m=36),
+    "block_m 136": replace(PREFILL, block_m=136),
     "does not divide K": replace(DECODE, block_k=256, num_stages=3),
     "persistent with stream_k": replace(DECODE, persistent=True),
     "tile_order static": replace(DECODE, tile_order="dynamic"),
@@ -217,12 +236,14 @@ def test_a_shape_without_a_schedule_is_refused_with_the_way_out():
         resolve_schedule(MoeProblem(num_experts=2, N=64, K=64), 32, "h200_decode_ep8", "nvidia_h200")
 
 
-@pytest.mark.parametrize("block_m", [16, 32, 64, 96, 128, 160, 192, 256])
-def test_bodies_cover_the_tile_and_shrink(block_m):
-    """The largest body holds block_m tokens; each next one holds fewer; powers of two throughout."""
-    bodies = [tuple(v) for v in token_variants(block_m, "branched")]
-    sizes = [sum(body) for body in bodies]
-    assert sizes[0] == block_m
-    assert sizes == sorted(set(sizes), reverse=True)
-    assert all(part & (part - 1) == 0 for body in bodies for part in body)
-    assert token_variants(block_m, "static") == (bodies[0],)
+@pytest.mark.parametrize("block_n", [128, 256, 512])
+@pytest.mark.parametrize("block_m", WGMMA_BLOCK_M)
+def test_bodies_cover_the_tile_and_shrink(block_m, block_n):
+    """The largest body holds block_m tokens; each next one holds fewer; each is a number that wgmma has."""
+    bodies = bodies_of(block_m, block_n, 8, "branched")
+    assert bodies[0] == block_m
+    assert 1 <= len(bodies) <= 4
+    assert list(bodies) == sorted(set(bodies), reverse=True)
+    assert all(0 < width(tokens) <= 128 and width(tokens) % 8 == 0 for tokens in bodies)
+    assert all(tokens % width(tokens) == 0 for tokens in bodies)
+    assert bodies_of(block_m, block_n, 8, "static") == (block_m,)

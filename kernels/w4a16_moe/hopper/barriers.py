@@ -15,6 +15,7 @@ from typing import Any
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 
 @gluon.jit
@@ -27,7 +28,7 @@ mov.u32 a, global_smem;
 add.u32 a, a, $1;
 waitSlot:
 mbarrier.try_wait.parity.shared::cta.b64 p, [a], $2;
-@!p bra.uni waitSlot;
+@!p bra waitSlot;
 mov.u32 $0, 0;
 }""", "=r,r,r", [offset + stage * 8, phase], dtype=gl.int32, is_pure=False, pack=1)  # fmt: skip
 
@@ -46,27 +47,45 @@ mov.u32 $0, 0;
 }""", "=r,r,r", [offset + stage * 8, pred], dtype=gl.int32, is_pure=False, pack=1)  # fmt: skip
 
 
-def slot_offsets(ptx: str, releasing_threads: int) -> tuple[int, int]:
-    """Byte offsets in shared memory of the barriers full[0] and empty[0]: the first two that the kernel initialises.
+MARK = gl.constexpr(1021)  # a count that no ring's barrier has
 
-    They are told apart by their counts: empty expects every multiplying thread. Anything unexpected raises RuntimeError.
+
+@gluon.jit
+def mark_start(ring, SLOT_BYTES: gl.constexpr):
+    """Start and end a barrier at the first bytes of a ring, so that the compiled kernel tells where the ring lies."""
+    place = ring.index(0)._reinterpret(gl.int64, [SLOT_BYTES // 8], mbarrier.MBarrierLayout()).slice(0, 1)
+    mbarrier.init(place, count=MARK)
+    mbarrier.invalidate(place)
+
+
+def offsets_in(ptx: str, counts: list[int]) -> tuple[int, int]:
+    """Byte offsets in shared memory of the ring of x and of the first barrier.
+
+    The kernel initialises a mark, then barriers with these counts, one after the other in memory. Anything else in the
+    compiled code raises RuntimeError.
     """
-    inits = re.findall(r"mbarrier\.init\.shared::cta\.b64 \[(%r\d+)\], (\d+);", ptx)[:2]
-    offsets = []
-    for register, _count in inits:
-        found = re.findall(rf"add\.[su]32\s+{register}, %r\d+, (\d+);", ptx)
-        if len(found) == 1:
-            offsets.append(int(found[0]))
-    if len(offsets) != 2 or int(inits[1][1]) != releasing_threads or int(inits[0][1]) == releasing_threads:
-        raise RuntimeError(f"this Triton compiles mbarrier.init in an unexpected way: {inits}")
-    return offsets[0], offsets[1]
+    inits = re.findall(r"mbarrier\.init\.shared::cta\.b64 \[(%r\d+)\], (\d+);", ptx)
+    offsets = [_offset(ptx, register) for register, _count in inits]
+    if [int(count) for _register, count in inits] == [MARK.value, *counts]:
+        x, first, *_others = offsets
+        if x is not None and first is not None and offsets[1:] == [first + 8 * i for i in range(len(counts))]:
+            return x, first
+    raise RuntimeError(f"this Triton compiles mbarrier.init in an unexpected way: {inits[:3]}")
+
+
+def _offset(ptx: str, register: str) -> int | None:
+    """What was added to the start of shared memory; None if that cannot be told."""
+    added = re.findall(rf"add\.[su]32\s+{register}, %r\d+, (\d+);", ptx)
+    if not added and re.search(rf"mov\.[bu]32\s+{register}, global_smem;", ptx):
+        return 0
+    return int(added[0]) if len(added) == 1 else None
 
 
 _known: dict[Any, tuple[int, int]] = {}
 
 
-def offsets_of(key: Any, compile_kernel: Any, releasing_threads: int) -> tuple[int, int]:
+def offsets_of(key: Any, compile_kernel: Any, counts: list[int]) -> tuple[int, int]:
     """The offsets of the kernel that `compile_kernel()` returns, remembered by `key`."""
     if key not in _known:
-        _known[key] = slot_offsets(compile_kernel().asm["ptx"], releasing_threads)
+        _known[key] = offsets_in(compile_kernel().asm["ptx"], counts)
     return _known[key]

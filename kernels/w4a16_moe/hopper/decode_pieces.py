@@ -205,7 +205,7 @@ def multiply_stage(
     """
     OPERAND: gl.constexpr = weight_operand(NUM_WARPS)
     for step in gl.static_range(BLOCK_K // 64):
-        words, pairs = load_fragment(codes.index(step), scales.index(step), BLOCK_N, False, OPERAND)
+        words, pairs = load_fragment(codes.index(step), scales.index(step), BLOCK_N, OPERAND)
         for half in gl.static_range(2):
             weights = dequantise_half(words, pairs, half, BLOCK_N, OPERAND, DEQUANT)
             if SLICING == "dynamic":

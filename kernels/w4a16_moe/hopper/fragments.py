@@ -9,22 +9,34 @@ from triton.runtime.jit import constexpr_function
 
 
 @constexpr_function
-def codes_layout(block_n, swizzled):
-    """Shared memory of one k64 step, ``[block_n, 16]`` 16-bit words; offset bits from low to high.
-
-    swizzled: as a tensor-map copy with 128-byte swizzle leaves it (16-byte chunk index ^= 128-byte row & 7).
-    """
+def codes_layout(block_n):
+    """mma.sync, shared memory of one k64 step, ``[block_n, 16]`` 16-bit words; offset bits from low to high."""
     word = [[0, 1], [8, 0], [0, 8]]  # 16 bytes of one thread: kk+1, row+8, kk+8
     chunk = [[0, 2], [0, 4], [1, 0]]  # 8 threads in a 128-byte row: t, low bit of g
     row = [[2, 0], [4, 0], [16, 0], [32, 0]]  # 16 such rows: rest of g, warp
-    if swizzled:
-        row = [[row[i][0] ^ chunk[i][0], row[i][1] ^ chunk[i][1]] if i < 3 else row[i] for i in range(4)]
+    return SharedLinearLayout(word + chunk + row + _blocks(block_n), [], 128)
+
+
+@constexpr_function
+def words_layout(columns):
+    """wgmma, shared memory of one k64 step as a tensor-map copy with 128-byte swizzle leaves it (16-byte chunk index ^=
+    128-byte row & 7): ``[columns, 8]`` 32-bit words of two kk. The lowest bit of the second index says kk + 8."""
+    word = [[8, 0], [0, 1]]  # 16 bytes of one thread: row+8, kk+8
+    chunk = [[0, 2], [0, 4], [1, 0]]  # t, low bit of g
+    row = [[2, 0], [4, 0], [16, 0], [32, 0]]  # rest of g, warp
+    row = [[row[i][0] ^ chunk[i][0], row[i][1] ^ chunk[i][1]] if i < 3 else row[i] for i in range(4)]
+    return SharedLinearLayout(word + chunk + row + _blocks(columns), [], 1024)
+
+
+@constexpr_function
+def _blocks(block_n):
+    """The 64-column blocks of a step lie one behind the other."""
     blocks = []
     n = 64
     while n < block_n:
         blocks.append([n, 0])
         n *= 2
-    return SharedLinearLayout(word + chunk + row + blocks, [], 1024 if swizzled else 128)
+    return blocks
 
 
 @constexpr_function
@@ -57,23 +69,6 @@ mov.b32 {lo, hi}, $2;
 mov.b32 $0, {hi, hi};
 mul.rn.bf16x2 $1, $0, c;
 }""")
-# Two words (two kk of one row) -> the codes of 16-steps 0 and 1 (low) or 2 and 3 (high), dequantised.
-SUBNORMAL_LOW = gl.constexpr("""{
-.reg .b32 t, u;
-and.b32 t, $2, 0x000f000f;
-fma.rn.bf16x2 $0, t, $3, $5;
-shr.u32 u, $2, 8;
-and.b32 t, u, 0x000f000f;
-fma.rn.bf16x2 $1, t, $3, $5;
-}""")
-SUBNORMAL_HIGH = gl.constexpr("""{
-.reg .b32 t, u;
-and.b32 t, $2, 0x00f000f0;
-fma.rn.bf16x2 $0, t, $3, $5;
-shr.u32 u, $2, 8;
-and.b32 t, u, 0x00f000f0;
-fma.rn.bf16x2 $1, t, $3, $5;
-}""")
 # The other way: code into the mantissa of 128 (0x4300), minus 136 (0x4308), times the scale. The multiplier is the
 # scale * 2**-20, from the stored one by an exact multiplication with 2**-133 (0x0001) or 2**-129 (0x0010).
 EXPONENT_SCALE_LOW = gl.constexpr("""{
@@ -94,35 +89,73 @@ mov.b32 s, {hi, hi};
 mul.rn.bf16x2 $0, s, c;
 mov.b32 $1, 0xc308c308;
 }""")
-EXPONENT_LOW = gl.constexpr("""{
-.reg .b32 t, u, one;
-mov.b32 one, 0x3f803f80;
-lop3.b32 t, $2, 0x000f000f, 0x43004300, 0xea;
-fma.rn.bf16x2 t, t, one, $5;
-mul.rn.bf16x2 $0, t, $3;
-shr.u32 u, $2, 8;
-lop3.b32 t, u, 0x000f000f, 0x43004300, 0xea;
-fma.rn.bf16x2 t, t, one, $5;
-mul.rn.bf16x2 $1, t, $3;
-}""")
-EXPONENT_HIGH = gl.constexpr("""{
-.reg .b32 t, u, one;
-mov.b32 one, 0x3f803f80;
-shr.u32 u, $2, 4;
-lop3.b32 t, u, 0x000f000f, 0x43004300, 0xea;
-fma.rn.bf16x2 t, t, one, $5;
-mul.rn.bf16x2 $0, t, $3;
-shr.u32 u, $2, 12;
-lop3.b32 t, u, 0x000f000f, 0x43004300, 0xea;
-fma.rn.bf16x2 t, t, one, $5;
-mul.rn.bf16x2 $1, t, $3;
-}""")
+
+
+@constexpr_function
+def values_asm(dequant, first, steps, copies):
+    """One 32-bit word (two kk of one row) -> its codes of k16 steps first .. first + steps - 1 as pairs of bf16.
+
+    Steps 0 and 1 lie in bits 0-3 of the low and the high byte, 2 and 3 in bits 4-7. Scale and addend come `copies` times.
+    """
+    lines = [".reg .b32 t;"]
+    word, scale, bias = (f"${steps + i}" for i in (0, 1, 1 + copies))
+    if dequant == "exponent":
+        lines += [".reg .b32 one;", "mov.b32 one, 0x3f803f80;"]
+    for i in range(steps):
+        high_byte, high_half = (first + i) % 2, (first + i) // 2
+        if dequant == "subnormal":
+            lines += [
+                f"shr.u32 t, {word}, 8;" if high_byte else f"mov.b32 t, {word};",
+                f"and.b32 t, t, {'0x00f000f0' if high_half else '0x000f000f'};",
+                f"fma.rn.bf16x2 ${i}, t, {scale}, {bias};",
+            ]
+        else:
+            lines += [
+                f"shr.u32 t, {word}, {8 * high_byte + 4 * high_half};",
+                "lop3.b32 t, t, 0x000f000f, 0x43004300, 0xea;",
+                f"fma.rn.bf16x2 t, t, one, {bias};",
+                f"mul.rn.bf16x2 ${i}, t, {scale};",
+            ]
+    return "{\n" + "\n".join(lines) + "\n}"
 
 
 @gluon.jit
-def load_fragment(codes, scales, BLOCK_N: gl.constexpr, SWIZZLED: gl.constexpr, OPERAND: gl.constexpr):
-    """One k64 step from shared memory: words ``[block_n, 16]`` in the A-operand layout, scale words ``[block_n]``."""
-    words = codes._reinterpret(gl.int16, [BLOCK_N, 16], codes_layout(BLOCK_N, SWIZZLED)).load(OPERAND)
+def _multiplier_and_addend(pairs, HALF: gl.constexpr, DEQUANT: gl.constexpr):
+    """Of one scale group, ``[block_n, 1]`` pairs of bf16, from the scale words."""
+    if DEQUANT == "subnormal":
+        TO_SCALE: gl.constexpr = SCALE_LOW if HALF == 0 else SCALE_HIGH
+    else:
+        TO_SCALE: gl.constexpr = EXPONENT_SCALE_LOW if HALF == 0 else EXPONENT_SCALE_HIGH
+    scale, bias = gl.inline_asm_elementwise(
+        TO_SCALE, "=r,=r,r", [pairs], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
+    )
+    return gl.expand_dims(scale, 1), gl.expand_dims(bias, 1)
+
+
+# Two ways to the tensor cores. Both give (code - 8) * scale * 2**-20, rounded once to bf16, and move no data between
+# threads. is_pure=False keeps the instructions where they stand: between two asynchronous wgmmas.
+@gluon.jit
+def load_words(codes, scales, PARTS: gl.constexpr, PART: gl.constexpr, COLUMNS: gl.constexpr, LAYOUT: gl.constexpr):
+    """For wgmma: part PART of a k64 step in shared memory, words ``[COLUMNS, 8]`` int32 and scale words ``[COLUMNS]``."""
+    words = codes._reinterpret(gl.int32, [PARTS, COLUMNS, 8], words_layout(COLUMNS)).index(PART)
+    pairs = scales._reinterpret(gl.int32, [PARTS, COLUMNS], scales_layout(COLUMNS)).index(PART)
+    return words.load(LAYOUT), pairs.load(gl.SliceLayout(1, LAYOUT))
+
+
+@gluon.jit
+def dequantise_words(words, pairs, HALF: gl.constexpr, DEQUANT: gl.constexpr):
+    """For wgmma: one scale group of a k64 step -> its two k16 steps, ``[COLUMNS, 8]`` bf16 pairs in int32."""
+    scale, bias = _multiplier_and_addend(pairs, HALF, DEQUANT)
+    return gl.inline_asm_elementwise(
+        values_asm(DEQUANT, 2 * HALF, 2, 1), "=r,=r,r,r,r", [words, scale, bias],
+        dtype=(gl.int32, gl.int32), is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def load_fragment(codes, scales, BLOCK_N: gl.constexpr, OPERAND: gl.constexpr):
+    """For mma.sync: one k64 step from shared memory, words ``[block_n, 16]`` int16 as operand A, scale words ``[block_n]``."""
+    words = codes._reinterpret(gl.int16, [BLOCK_N, 16], codes_layout(BLOCK_N)).load(OPERAND)
     pairs = scales._reinterpret(gl.int32, [BLOCK_N], scales_layout(BLOCK_N)).load(gl.SliceLayout(1, OPERAND))
     return words, pairs
 
@@ -131,24 +164,11 @@ def load_fragment(codes, scales, BLOCK_N: gl.constexpr, SWIZZLED: gl.constexpr, 
 def dequantise_half(
     words, pairs, HALF: gl.constexpr, BLOCK_N: gl.constexpr, OPERAND: gl.constexpr, DEQUANT: gl.constexpr
 ):
-    """One scale group of a k64 step -> ``[block_n, 32]`` bf16, the A operand as it is: no data moves between threads.
-
-    The value is (code - 8) * scale * 2**-20, rounded once to bf16.
-    """
-    if DEQUANT == "subnormal":
-        TO_SCALE: gl.constexpr = SCALE_LOW if HALF == 0 else SCALE_HIGH
-        TO_VALUE: gl.constexpr = SUBNORMAL_LOW if HALF == 0 else SUBNORMAL_HIGH
-    else:
-        TO_SCALE: gl.constexpr = EXPONENT_SCALE_LOW if HALF == 0 else EXPONENT_SCALE_HIGH
-        TO_VALUE: gl.constexpr = EXPONENT_LOW if HALF == 0 else EXPONENT_HIGH
-    scale, bias = gl.inline_asm_elementwise(
-        TO_SCALE, "=r,=r,r", [pairs], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
-    )
-    scale = gl.expand_dims(scale, 1)
-    bias = gl.expand_dims(bias, 1)
-    # is_pure=False keeps the instructions where they stand: between two asynchronous wgmmas
+    """For mma.sync: one scale group of a k64 step -> ``[block_n, 32]`` bf16, operand A as it is."""
+    scale, bias = _multiplier_and_addend(pairs, HALF, DEQUANT)
     first, second = gl.inline_asm_elementwise(
-        TO_VALUE, "=r,=r,r,r,r,r,r", [words, scale, bias], dtype=(gl.bfloat16, gl.bfloat16), is_pure=False, pack=2
-    )
+        values_asm(DEQUANT, 2 * HALF, 2, 2), "=r,=r,r,r,r,r,r", [words, scale, bias],
+        dtype=(gl.bfloat16, gl.bfloat16), is_pure=False, pack=2,
+    )  # fmt: skip
     values = gl.reshape(gl.permute(gl.join(first, second), (0, 2, 1)), (BLOCK_N, 32))
     return gl.convert_layout(values, OPERAND, assert_trivial=True)

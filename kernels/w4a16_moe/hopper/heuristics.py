@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -13,11 +14,15 @@ from ..profiles import Profile
 from ..schedule import Schedule, TokenSlicing
 
 # Turns found in data/nvidia_h200: between recorded points on both sides of them.
-DECODE_TOKENS = 18  # tokens per expert up to which mma.sync leads: it does at 16, wgmma of 32 tokens at 21
+DECODE_TOKENS = 12  # tokens per expert up to which mma.sync leads: it does at 11, wide wgmma tiles at 13
+LONG_DECODE_TOKENS = 18  # the same where K is short or wide tiles fill their last wave badly
 SHORT_K = 2048  # one CTA more per SM hides a tile's start
 MIDDLE_K, MIDDLE_K_TOKENS = range(1024, SHORT_K + 1), 22  # here mma.sync leads longer: at 22, with 32-token tiles
 TWO_SLICES_TOKENS = 12  # with a short K two slices of 8 tokens beat three up to here, though some experts take two tiles
-SMALL_TILE_TOKENS = 28  # 32-token tiles lead at 24 and 27, 64-token ones at 33 and 40
+WIDE_TOKENS = 48  # tiles of 512 columns, which read x half as often, hold 64 tokens at most: they lead at 43, not at 60
+WIDE_WAVES = 0.8  # share of the SMs that they must keep busy on average, unless all of them run at once
+# Sizes from so many tokens per expert on: one block an expert as long as that is possible, then two or more alike.
+TALL_SIZES = ((300, (128,)), (136, (96, 112, 128)), (96, (128,)), (80, (112,)), (0, (80, 96)))
 LONG_K, FEW_WAVES = 4096, 4  # fewer 128-wide tiles than so many an SM, each a long walk along K: narrower ones
 DEEP_CTAS = 6  # narrow tiles with a ring of 8 stages that an SM holds; more tiles than that want the shallow ring
 
@@ -42,7 +47,8 @@ def _preferences(
     problem: MoeProblem, routed_m: int, profile: Profile, model: BlockMModel, num_sms: int
 ) -> Iterator[Schedule]:
     tok_e = routed_m / problem.num_experts
-    few = tok_e <= DECODE_TOKENS
+    wide = _wide_tiles_pay(problem, num_sms)
+    few = tok_e <= (DECODE_TOKENS if wide and problem.K > SHORT_K else LONG_DECODE_TOKENS)
     if profile.interface == "grouped_contiguous":
         yield from _wgmma(256 if tok_e >= 256 else 128, "static")
         yield from _wgmma(128, "static")
@@ -57,11 +63,24 @@ def _preferences(
         yield from _mma_sync(block_m, profile)
     if tok_e <= MIDDLE_K_TOKENS and problem.K in MIDDLE_K and profile.interface == "indexed":
         yield _tile(32, 256, 128, 2, 3)
-    sizes = (16, 32) if tok_e <= SMALL_TILE_TOKENS else (16, 32, 64) if tok_e <= 48 else (64, 128)
-    yield from _wgmma(model.choose(problem.num_experts, routed_m, sizes))
+    if tok_e <= WIDE_TOKENS:
+        sizes = (16, 24, 32, 40, 48, 56, 64) if wide else (32, 64)
+        block_m = model.choose(problem.num_experts, routed_m, sizes)
+        if block_m <= 32 and problem.K <= SHORT_K:  # two CTAs hide each other's start
+            yield from _wgmma_tiles(block_m, (256,), "static", 2)
+        yield from _wgmma_tiles(block_m, (512, 256) if wide else (256,), "branched", 1)
+    else:
+        sizes = next(sizes for least, sizes in TALL_SIZES if tok_e >= least)
+        yield from _wgmma(model.choose(problem.num_experts, routed_m, sizes))
     yield from _wgmma(64)
     if not few:
         yield from _mma_sync(32, profile)
+
+
+def _wide_tiles_pay(problem: MoeProblem, num_sms: int) -> bool:
+    """One block an expert: all tiles of 512 columns at once, or whole waves of them."""
+    waves = problem.num_experts * problem.N / 512 / num_sms
+    return waves <= 1 or waves / math.ceil(waves) >= WIDE_WAVES
 
 
 def _short_tiles(block_m: int, problem: MoeProblem, routed_m: int, num_sms: int) -> Iterator[Schedule]:
@@ -90,7 +109,7 @@ def _mma_sync(block_m: int, profile: Profile) -> Iterator[Schedule]:
     rounds += [(64, stages) for stages in (2, 3, 6, 8, 5, 7, 9, 10, *range(11, 17))]
     for block_n in (256, 128, 64):
         for block_k, num_stages in rounds:
-            for ctas_per_sm in (3, 2, 1):
+            for ctas_per_sm in (3, 2, 1) if block_m <= 16 or stream_k else (2, 3, 1):
                 yield Schedule(
                     kernel="mma_sync", block_m=block_m, block_n=block_n, block_k=block_k, num_warps=4,
                     num_stages=num_stages, ctas_per_sm=ctas_per_sm, swap_ab=True, stream_k=stream_k,
@@ -100,8 +119,6 @@ def _mma_sync(block_m: int, profile: Profile) -> Iterator[Schedule]:
 
 def _wgmma(block_m: int, token_slicing: TokenSlicing = "branched") -> Iterator[Schedule]:
     """block_n 256 halves the traffic of x; block_m above 128 needs the registers and takes 128."""
-    if block_m <= 32 and token_slicing == "branched":  # two CTAs hide each other's latency
-        yield from _wgmma_tiles(block_m, (256,), "static", 2)
     yield from _wgmma_tiles(block_m, (128,) if block_m > 128 else (256, 128), token_slicing, 1)
 
 

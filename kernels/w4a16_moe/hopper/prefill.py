@@ -15,6 +15,7 @@ from ..routing_blocks import Routing
 from ..schedule import Schedule
 from .barriers import offsets_of
 from .limits import register_cap, sm_count
+from .tiles import NUM_SLOTS
 from .wgmma import wgmma_kernel
 from .wgmma_contiguous import wgmma_contiguous_kernel
 from .workspace import counters
@@ -53,12 +54,19 @@ def launch_contiguous(
 def _start(
     fn: Any, grid: tuple[int], arguments: tuple[Any, ...], constants: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    """Launch with the places of the barriers in shared memory, read off the binary that is launched."""
+    """Launch with places in shared memory, of x and the barriers, read off the binary that is launched."""
     key = (fn.__name__, torch.cuda.current_device(), *constants.values(), *options.values())
-    offsets = offsets_of(
-        key, lambda: fn.warmup(*arguments, 0, 0, grid=grid, **constants, **options), constants["NUM_WARPS"] * 32
-    )
+    counts = barrier_counts(constants)
+    offsets = offsets_of(key, lambda: fn.warmup(*arguments, 0, 0, grid=grid, **constants, **options), counts)
     fn[grid](*arguments, *offsets, **constants, **options)
+
+
+def barrier_counts(constants: dict[str, Any]) -> list[int]:
+    """Arrivals that each barrier of a kernel waits for, in the order in which it initialises them."""
+    gathering = 32 * constants.get("GATHER_WARPS", 0)
+    multiplying = 32 * constants["NUM_WARPS"]
+    ring = [1 + gathering] * constants["STAGES"] + [multiplying] * constants["STAGES"]
+    return ring + [32] * NUM_SLOTS.value + [multiplying + gathering] * NUM_SLOTS.value
 
 
 def compile_spec(schedule: Schedule, problem: MoeProblem, top_k: int) -> CompileSpec:
@@ -88,7 +96,7 @@ def _spec(fn: Any, schedule: Schedule, constants: dict[str, Any], options: dict[
         "x_desc": f"tensordesc<bf16[{schedule.block_m}, 64],{SWIZZLE_2D!r}>",
         "codes_desc": f"tensordesc<i16[{blocks}, 16, 64],{SWIZZLE_3D!r}>",
         "scales_desc": f"tensordesc<i32[{blocks}, 64],{FLAT_2D!r}>",
-        **dict.fromkeys(("routed_m", "num_rows", "full_offset", "empty_offset"), "i32"),
+        **dict.fromkeys(("routed_m", "num_rows", "x_offset", "barriers_offset"), "i32"),
         **dict.fromkeys(constants, "constexpr"),
     }
     return CompileSpec(
@@ -116,6 +124,7 @@ def _constants(schedule: Schedule, problem: MoeProblem, top_k: int) -> dict[str,
     return {
         **_constants_contiguous(schedule, problem),
         "TOP_K": top_k,
+        "SLICING": schedule.token_slicing,
         "GATHER_WARPS": GATHER_WARPS,
         # 16 row pointers a thread at block_m 256
         "GATHER_REGISTERS": 72 if schedule.block_m > 128 else 40,
@@ -133,7 +142,6 @@ def _constants_contiguous(schedule: Schedule, problem: MoeProblem) -> dict[str, 
         "BLOCK_N": schedule.block_n,
         "STAGES": schedule.num_stages,
         "GROUP_M": schedule.group_m,
-        "SLICING": schedule.token_slicing,
         "ORDER": schedule.tile_order,
         "NUM_WARPS": schedule.num_warps,
         "DEQUANT": schedule.dequant,

@@ -9,8 +9,8 @@ from ..profiles import Profile
 from ..schedule import Schedule
 
 MMA_BLOCK_M = (8, 16, 24, 32)  # up to four token slices: accumulators of one thread
-WGMMA_BLOCK_M = (16, 32, 64, 96, 128, 160, 192, 256)  # one or two accumulators of a power of two tokens each
-BLOCK_N = (64, 128, 256)
+WGMMA_BLOCK_M = (*range(16, 129, 8), *range(144, 257, 16))  # above 128 by two instructions of half as many tokens
+BLOCK_N = {"mma_sync": (64, 128, 256), "wgmma": (128, 256, 512)}
 GROUP_ROWS = 128  # grouped_contiguous: rows that share an expert
 SMEM_RESERVED = 1024  # barriers, tile queue, alignment
 
@@ -26,11 +26,11 @@ def smem_mma_sync(schedule: Schedule) -> int:
     return schedule.num_stages * stage + _pow2(schedule.block_m) * schedule.block_n * 2
 
 
-def smem_wgmma(schedule: Schedule, contiguous: bool = False) -> int:
-    """Bytes per CTA: ring of codes, scales, tokens; rows on their way out (one accumulator's); barriers."""
+def smem_wgmma(schedule: Schedule) -> int:
+    """Bytes per CTA: ring of codes, scales, tokens; rows on their way out, a part of them; barriers."""
     rows = _pow2(schedule.block_m)
-    leaving = rows if contiguous else min(rows, 128)
-    return schedule.num_stages * (rows * 128 + schedule.block_n * 36) + leaving * schedule.block_n * 2 + SMEM_RESERVED
+    leaving = min(rows, 128) * min(schedule.block_n, 32 * schedule.num_warps)
+    return schedule.num_stages * (rows * 128 + schedule.block_n * 36) + leaving * 2 + SMEM_RESERVED
 
 
 def _is(kernel: str, check: Check) -> Check:
@@ -65,7 +65,7 @@ def _operands(schedule: Schedule, problem: MoeProblem, profile: Profile, device:
 def _tile_divides(schedule: Schedule, problem: MoeProblem, profile: Profile, device: Device) -> str | None:
     if problem.N % schedule.block_n == 0:
         return None
-    fitting = [str(n) for n in BLOCK_N if problem.N % n == 0]
+    fitting = [str(n) for n in BLOCK_N[schedule.kernel] if problem.N % n == 0]
     return f"block_n {schedule.block_n} does not divide N={problem.N}; dividing: {', '.join(fitting) or 'none'}"
 
 
@@ -114,6 +114,8 @@ def _wgmma_slicing(schedule: Schedule, problem: MoeProblem, profile: Profile, de
 def _wgmma_registers(schedule: Schedule, problem: MoeProblem, profile: Profile, device: Device) -> str | None:
     """Accumulators plus two sets of A registers per thread; beyond these limits ptxas serialises the wgmmas (compiler)."""
     accumulators = schedule.block_m * schedule.block_n // (32 * schedule.num_warps)
+    if schedule.block_n > 256 and (schedule.num_warps, schedule.ctas_per_sm) != (8, 1):
+        return f"block_n {schedule.block_n} runs with 8 warps and one CTA per SM"
     if schedule.ctas_per_sm > 2 or (schedule.ctas_per_sm > 1 and schedule.num_warps > 8):
         return f"{schedule.ctas_per_sm} CTAs per SM of {schedule.num_warps} warps and 8 more leave too few registers"
     if schedule.ctas_per_sm > 1 and (accumulators > 32 or schedule.token_slicing != "static"):
@@ -128,7 +130,7 @@ def _shared_memory(schedule: Schedule, problem: MoeProblem, profile: Profile, de
     if schedule.kernel == "mma_sync":
         need = smem_mma_sync(schedule)
     else:
-        need = smem_wgmma(schedule, profile.interface == "grouped_contiguous")
+        need = smem_wgmma(schedule)
     fits = min(device.smem_per_cta, device.smem_per_sm // schedule.ctas_per_sm - 1024)
     if need <= fits:
         return None
@@ -149,7 +151,8 @@ RULES: tuple[Rule, ...] = (
     Rule("operands", _operands),
     Rule("block_m", _is("mma_sync", _legal("block_m", MMA_BLOCK_M))),
     Rule("block_m", _is("wgmma", _legal("block_m", WGMMA_BLOCK_M))),
-    Rule("block_n", _legal("block_n", BLOCK_N)),
+    Rule("block_n", _is("mma_sync", _legal("block_n", BLOCK_N["mma_sync"]))),
+    Rule("block_n", _is("wgmma", _legal("block_n", BLOCK_N["wgmma"]))),
     Rule("block_k", _is("mma_sync", _legal("block_k", (64, 128, 256)))),
     Rule("block_k", _is("wgmma", _legal("block_k", (64,)))),
     Rule("num_warps", _is("mma_sync", _legal("num_warps", (4, 8)))),

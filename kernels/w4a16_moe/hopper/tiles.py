@@ -10,6 +10,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from .barriers import arrive_slot, wait_slot
+
 NUM_SLOTS = gl.constexpr(4)  # tiles announced ahead; two would do, four spare a wait
 
 
@@ -26,36 +28,36 @@ def tile_coordinates(t, num_blocks, NUM_N: gl.constexpr, GROUP_M: gl.constexpr):
 
 
 @gluon.jit
-def make_queue(counter_ptr, READERS: gl.constexpr):
-    """Slots, their ready and free barriers, the counter; READERS roles take every tile."""
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+def make_queue(barriers, barriers_offset, counter_ptr, FIRST: gl.constexpr, READERS: gl.constexpr):
+    """Slots for tile numbers, and the counter of tile_order dynamic. READERS threads of other roles take every tile.
+
+    Barriers FIRST .. FIRST + 2 * NUM_SLOTS - 1 are the queue's: a tile is ready, its slot is free.
+    """
     slots = gl.allocate_shared_memory(gl.int32, [NUM_SLOTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    ready = gl.allocate_shared_memory(gl.int64, [NUM_SLOTS, 1], BARRIER)
-    free = gl.allocate_shared_memory(gl.int64, [NUM_SLOTS, 1], BARRIER)
     for i in gl.static_range(NUM_SLOTS):
-        mbarrier.init(ready.index(i), count=1)
-        mbarrier.init(free.index(i), count=READERS)
-    return slots, ready, free, counter_ptr
+        mbarrier.init(barriers.index(FIRST + i), count=32)  # every lane of the weight warp
+    for i in gl.static_range(NUM_SLOTS):
+        mbarrier.init(barriers.index(FIRST + NUM_SLOTS + i), count=READERS)
+    ready = barriers_offset + FIRST * 8
+    return slots, ready, ready + NUM_SLOTS * 8, counter_ptr
 
 
 @gluon.jit
-def push_tile(queue, i, t, variant):
+def push_tile(queue, i, t, body):
     """Weight warp: announce the i-th tile of this CTA and the body that it needs."""
     slots, ready, free, _counter = queue
-    slot = i % NUM_SLOTS
-    mbarrier.wait(free.index(slot), ((i // NUM_SLOTS) & 1) ^ 1)
-    slots.index(slot).store(gl.full([1], t * 8 + variant, gl.int32, layout=gl.BlockedLayout([1], [32], [1], [0])))
-    mbarrier.arrive(ready.index(slot), count=1)
+    slot = wait_slot(free, i % NUM_SLOTS, ((i // NUM_SLOTS) & 1) ^ 1)
+    slots.index(slot).store(gl.full([1], t * 8 + body, gl.int32, layout=gl.BlockedLayout([1], [32], [1], [0])))
+    arrive_slot(ready, slot, 1)
 
 
 @gluon.jit
 def next_tile(queue, i, NUM_WARPS: gl.constexpr):
     """The i-th tile of this CTA and the body that it needs."""
     slots, ready, free, _counter = queue
-    slot = i % NUM_SLOTS
-    mbarrier.wait(ready.index(slot), (i // NUM_SLOTS) & 1)
+    slot = wait_slot(ready, i % NUM_SLOTS, (i // NUM_SLOTS) & 1)
     entry = gl.max(slots.index(slot).load(gl.BlockedLayout([1], [32], [NUM_WARPS], [0])), 0)
-    mbarrier.arrive(free.index(slot), count=1)
+    arrive_slot(free, slot, 1)
     return entry // 8, entry % 8
 
 

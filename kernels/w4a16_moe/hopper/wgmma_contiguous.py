@@ -10,18 +10,20 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from .tiles import following_tile, make_queue, next_tile, push_tile, return_counter, tile_coordinates
-from .wgmma import advance, tile_body
+from .barriers import mark_start
+from .tiles import NUM_SLOTS, following_tile, make_queue, next_tile, push_tile, return_counter, tile_coordinates
+from .wgmma_body import BUFFER_ROWS, advance, columns, run_tile
 
 GROUP = gl.constexpr(128)  # rows that share an expert; m_indices[group * 128] names it
 
 
 @gluon.jit
 def _multiplier(
-    ring, slots, buffer, queue, y_ptr, m_indices_ptr, num_blocks,
+    ring, places, buffer, queue, y_ptr, m_indices_ptr, num_blocks,
     N: gl.constexpr, K: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    GROUP_M: gl.constexpr, SLICING: gl.constexpr, NUM_WARPS: gl.constexpr, DEQUANT: gl.constexpr,
+    GROUP_M: gl.constexpr, NUM_WARPS: gl.constexpr, DEQUANT: gl.constexpr,
 ):  # fmt: skip
+    BODIES: gl.constexpr = (BLOCK_M,) if BLOCK_M == GROUP else (BLOCK_M, GROUP)
     NUM_N: gl.constexpr = N // BLOCK_N
     stage = 0
     phase = 0
@@ -30,9 +32,9 @@ def _multiplier(
     while t < num_blocks * NUM_N:
         block, n_tile = tile_coordinates(t, num_blocks, NUM_N, GROUP_M)
         row0 = block * BLOCK_M + gl.maximum(part - 1, 0) * GROUP
-        stage, phase = tile_body(
-            ring, slots, buffer, y_ptr, m_indices_ptr, row0, 0, n_tile * BLOCK_N, stage, phase, part, 0,
-            N, K, BLOCK_M, BLOCK_N, STAGES, SLICING, True, NUM_WARPS, DEQUANT,
+        stage, phase = run_tile(
+            ring, places, buffer, y_ptr, m_indices_ptr, row0, 0, n_tile * BLOCK_N, stage, phase, part,
+            BODIES, len(BODIES) - 1, N, K, BLOCK_N, BLOCK_M * 128, STAGES, True, NUM_WARPS, DEQUANT,
         )  # fmt: skip
         i += 1
         t, part = next_tile(queue, i, NUM_WARPS)
@@ -48,7 +50,7 @@ def _copier(
 
     A tile is announced as part 0 (all of it), 1 or 2 (its first or second group alone).
     """
-    x, codes, scales, full, empty = ring
+    x, codes, scales, barriers = ring
     NUM_N: gl.constexpr = N // BLOCK_N
     stage = 0
     phase = 1
@@ -68,8 +70,8 @@ def _copier(
                 i += 1
                 row = (expert * N + n_tile * BLOCK_N) // 64
                 for k in range(K // 64):
-                    mbarrier.wait(empty.index(stage), phase)
-                    bar = full.index(stage)
+                    mbarrier.wait(barriers.index(STAGES + stage), phase)
+                    bar = barriers.index(stage)
                     mbarrier.expect(bar, BLOCK_N * (32 + 4) + BLOCK_M * 128)
                     # the whole box for one group too: the rows behind it are not read, past the end they are zero
                     tma.async_copy_global_to_shared(x_desc, [row0 + half * GROUP, k * 64], bar, x.index(stage))
@@ -82,7 +84,7 @@ def _copier(
         return_counter(queue)
 
 
-@gluon.jit(do_not_specialize=["num_rows", "full_offset", "empty_offset"])
+@gluon.jit(do_not_specialize=["num_rows", "x_offset", "barriers_offset"])
 def wgmma_contiguous_kernel(
     x_desc,  # [num_rows, K] bf16, box [block_m, 64], 128-byte swizzle
     codes_desc,  # layout fragment64 as [E * N/64, K/64 * 16, 64] int16, box [block_n/64, 16, 64], 128-byte swizzle
@@ -91,33 +93,33 @@ def wgmma_contiguous_kernel(
     m_indices_ptr,  # [num_rows] int32: expert, -1 for padding
     counter_ptr,  # [2] int32 for tile_order dynamic, zero before and after
     num_rows,
-    full_offset, empty_offset,  # of full[0] and empty[0] in shared memory: see barriers
+    x_offset, barriers_offset,  # in shared memory: see barriers
     N: gl.constexpr, K: gl.constexpr,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr, SLICING: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
     ORDER: gl.constexpr, NUM_WARPS: gl.constexpr, DEQUANT: gl.constexpr,
 ):  # fmt: skip
     """Grid: (min(SMs * ctas_per_sm, tiles),), persistent, n fastest within group_m blocks. block_m is 128 or 256."""
     num_blocks = (num_rows + BLOCK_M - 1) // BLOCK_M
     SWIZZLED: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     x = gl.allocate_shared_memory(gl.bfloat16, [STAGES, BLOCK_M, 64], SWIZZLED)
     codes = gl.allocate_shared_memory(gl.int16, [STAGES, BLOCK_N // 64, 16, 64], gl.NVMMASharedLayout(128, 16, rank=3))
     scales = gl.allocate_shared_memory(gl.int32, [STAGES, BLOCK_N // 64, 64], gl.NVMMASharedLayout(0, 32, rank=2))
-    buffer = gl.allocate_shared_memory(gl.bfloat16, [BLOCK_M, BLOCK_N], SWIZZLED)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    buffer = gl.allocate_shared_memory(gl.bfloat16, [BUFFER_ROWS, columns(BLOCK_N, NUM_WARPS)], SWIZZLED)
+    barriers = gl.allocate_shared_memory(gl.int64, [2 * STAGES + 2 * NUM_SLOTS, 1], mbarrier.MBarrierLayout())
+    mark_start(x, BLOCK_M * 128)
     for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=NUM_WARPS * 32)
-    queue = make_queue(counter_ptr, 1)
+        mbarrier.init(barriers.index(i), count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(barriers.index(STAGES + i), count=NUM_WARPS * 32)  # every multiplying thread
+    queue = make_queue(barriers, barriers_offset, counter_ptr, 2 * STAGES, NUM_WARPS * 32)
     fence_async_shared()
-    ring = (x, codes, scales, full, empty)
-    slots = (full_offset, empty_offset)
+    ring = (x, codes, scales, barriers)
+    places = (x_offset, barriers_offset, barriers_offset + STAGES * 8)
     gl.warp_specialize(
         [
             (_multiplier, (
-                ring, slots, buffer, queue, y_ptr, m_indices_ptr, num_blocks,
-                N, K, BLOCK_M, BLOCK_N, STAGES, GROUP_M, SLICING, NUM_WARPS, DEQUANT,
+                ring, places, buffer, queue, y_ptr, m_indices_ptr, num_blocks,
+                N, K, BLOCK_M, BLOCK_N, STAGES, GROUP_M, NUM_WARPS, DEQUANT,
             )),
             (_copier, (
                 x_desc, codes_desc, scales_desc, ring, queue, m_indices_ptr, num_blocks, num_rows,
