@@ -37,6 +37,7 @@ from chord_lab.analysis.roofline import Ceilings, RooflineInfo, ceilings, roofli
 from chord_lab.analysis.selection import (
     candidates,
     environments,
+    newest_versions,
     require_one_environment,
     schedule_of_row,
     select,
@@ -92,6 +93,7 @@ __all__ = [
     "layer_info",
     "layers_info",
     "load_info",
+    "newest_versions",
     "padding_info",
     "pair_info",
     "require_one_environment",

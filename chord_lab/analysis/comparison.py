@@ -194,7 +194,7 @@ def layer_info(
     part = timed(part[part["kind"] != "ceiling"])
     if part["scenario"].nunique() > 1:
         raise UserError(f"several scenarios ({', '.join(sorted(part['scenario'].unique()))}); choose one")
-    part = require_one_environment(part)
+    part = require_one_environment(part, together=("projection",))
     mine, theirs = with_labels(candidates(part)), others(part)
     whole = _whole_layers(mine, chosen or {})
     if not whole:

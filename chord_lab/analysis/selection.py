@@ -69,19 +69,23 @@ def environments(frame: pd.DataFrame) -> list[pd.DataFrame]:
     return sorted(groups, key=len, reverse=True)
 
 
-def require_one_environment(frame: pd.DataFrame) -> pd.DataFrame:
+def require_one_environment(frame: pd.DataFrame, *, together: tuple[str, ...] = ()) -> pd.DataFrame:
     """The rows that may be ranked: of one machine and software, and at each point of one method and kernel version.
 
     Candidates and peers compete within a point. Between points the method may change (launches of a few microseconds
     are timed by graph replay, longer ones by events), and so may the version of our kernels: points are recorded in one
-    run each. Where another profile was measured at the same point with an older version, it is left out.
+    run each. Where profiles of one point were measured with unlike versions, the scenario's own profile stays; how many
+    rows stepped back is in ``attrs["left_out"]``, for `source_line`.
+
+    together: of scenario, projection, profile those over which the caller adds or ranks times.
 
     Raises:
         UserError: rows of unlike environments or methods; the message names what differs.
     """
     columns = [c for c in _MACHINE_COLUMNS if c in frame and frame[c].nunique(dropna=False) > 1]
-    columns += [c for c in ("kernels",) if _differs(frame, c, ("scenario", "projection", "profile", *_PLACE))]
-    frame = frame if columns else _newest_kernels(frame)
+    point = tuple(c for c in ("scenario", "projection", "profile") if c not in together)
+    columns += [c for c in ("kernels",) if _differs(frame, c, (*point, *_PLACE))]
+    frame = frame if columns else _of_own_profile(frame)
     columns += [c for c in METHOD_COLUMNS if _differs(frame, c, ("scenario", "projection", *_PLACE))]
     if columns:
         differing = "; ".join(f"{c}: {', '.join(map(str, frame[c].unique()[:4]))}" for c in columns[:3])
@@ -100,15 +104,28 @@ def _differs(frame: pd.DataFrame, column: str, keys: tuple[str, ...]) -> bool:
     return bool((frame.groupby(known, observed=True, dropna=False)[column].nunique(dropna=False) > 1).any())
 
 
-def _newest_kernels(frame: pd.DataFrame) -> pd.DataFrame:
-    """At each point, whatever the profiles, the rows of the kernel version that was measured last."""
-    keys = [c for c in ("scenario", "projection", *_PLACE) if c in frame]
-    if not _differs(frame, "kernels", tuple(keys)):
+def _of_own_profile(frame: pd.DataFrame) -> pd.DataFrame:
+    """Where profiles of a point are of unlike kernel versions: the rows of the version of another than portable."""
+    keys = ("scenario", "projection", *_PLACE)
+    if "profile" not in frame or not _differs(frame, "kernels", keys):
         return frame
-    dates = frame["date"].astype(str)
-    columns = [frame[c] for c in keys]
-    of_version = dates.groupby([*columns, frame["kernels"]], observed=True, dropna=False).transform("max")
-    return frame[of_version == dates.groupby(columns, observed=True, dropna=False).transform("max")]
+    return _one_version(frame, keys, first=(frame["profile"] != "portable").map({True: "1", False: "0"}).astype(str))
+
+
+def newest_versions(frame: pd.DataFrame) -> pd.DataFrame:
+    """Of each point and profile the rows of the kernel version that was measured last: after an edit of a kernel."""
+    keys = ("scenario", "projection", "profile", *_PLACE)
+    return _one_version(frame, keys) if _differs(frame, "kernels", keys) else frame
+
+
+def _one_version(frame: pd.DataFrame, keys: tuple[str, ...], first: Any = "") -> pd.DataFrame:
+    """Rows of one version where all keys agree: the greatest by `first`, then date, then hash."""
+    columns = [frame[c] for c in keys if c in frame]
+    rank = first + frame["date"].astype(str) + frame["kernels"].astype(str)
+    of_version = rank.groupby([*columns, frame["kernels"]], observed=True, dropna=False).transform("max")
+    kept = frame[of_version == of_version.groupby(columns, observed=True, dropna=False).transform("max")]
+    kept.attrs["left_out"] = len(frame) - len(kept)
+    return kept
 
 
 def require_one_setting(rows: pd.DataFrame) -> pd.DataFrame:
@@ -117,7 +134,7 @@ def require_one_setting(rows: pd.DataFrame) -> pd.DataFrame:
     Raises:
         UserError: several; the message names what differs.
     """
-    rows = require_one_environment(rows)
+    rows = require_one_environment(rows, together=("scenario",))
     for column in ("num_experts", "N", "K", "draw"):
         if rows[column].nunique() > 1:
             values = ", ".join(str(v) for v in sorted(rows[column].unique())[:6])
@@ -142,6 +159,8 @@ def source_line(frame: pd.DataFrame) -> str:
     several = f"; timed by {' or '.join(timers)}" if len(timers) > 1 else ""
     versions = frame["kernels"].nunique() if "kernels" in frame else 1
     several += f"; {versions} versions of the kernels, one at a point" if versions > 1 else ""
+    left_out = frame.attrs.get("left_out", 0)
+    several += f"; {left_out} records of other profiles, with other kernels, left out" if left_out else ""
     return "; ".join(parts or [f"recorded on {names[0]}"]) + tail + several
 
 

@@ -209,11 +209,11 @@ class Measurements:
         """The largest part of a scenario's records that may be ranked together; what was left out, for the source."""
         frame = self.of_scenario(scenario)
         gemms, ceilings = frame[frame["kind"] != "ceiling"], frame[frame["kind"] == "ceiling"]
-        parts = analysis.environments(gemms)
-        if len(parts) < 2:
+        kept = analysis.newest_versions(next(iter(analysis.environments(gemms)), gemms))
+        if len(kept) == len(gemms):
             return frame, ""
-        left_out = f"; {len(gemms) - len(parts[0])} records of another environment left out"
-        return pd.concat([parts[0], ceilings], ignore_index=True), left_out
+        left_out = f"; {len(gemms) - len(kept)} records of another environment left out"
+        return pd.concat([kept, ceilings], ignore_index=True), left_out
 
     def winners(self, scenario: str, draw: str | None = None, profile: str | None = None) -> list[Winner]:
         """The verdict at each measured point of a scenario, in its own profile unless another is named."""

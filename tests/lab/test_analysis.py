@@ -118,15 +118,36 @@ def test_versions_of_the_kernels_never_meet_at_a_point(made, made_run):
     assert "2 versions of the kernels, one at a point" in info.source
     with pytest.raises(UserError, match=r"unlike environments are never ranked together \(kernels"):
         analysis.crossover_info(to_frame([apart[0], older.record(40, schedule=old)]), projection="gate_up")
-    yesterday = {"profile": "portable", "date": "2026-11-28T12:00:00+00:00"}
+    tomorrow = {"profile": "portable", "date": "2026-12-24T12:00:00+00:00"}
     beside = [
-        older.record(40, schedule=old, **yesterday),
-        older.record(10, implementation="humming", kind="peer", **yesterday),
+        older.record(40, schedule=old, **tomorrow),
+        older.record(10, implementation="humming", kind="peer", **tomorrow),
     ]
     peer = made.record(100, implementation="humming", kind="peer")
     found = analysis.compare_info(to_frame([apart[0], peer, *beside]))
     assert (found.ours_us, found.other_us) == ([50.0], [[100.0]])
+    assert "2 records of other profiles, with other kernels, left out" in found.source
     assert analysis.crossover_info(to_frame(beside[:1]), projection="gate_up", profile="portable").best_block_m == [32]
+
+
+def test_versions_of_the_kernels_are_never_added_or_ranked_across(made, made_run):
+    """A layer's two projections, and one point that two scenarios share, are of one version too."""
+    older = made_run(kernels="older")
+    down = older.record(50, schedule=made.schedule(64), projection="down")
+    with pytest.raises(UserError, match="unlike environments"):
+        analysis.layer_info(to_frame([made.record(50, schedule=made.schedule(64)), down]))
+    twin = older.record(60, schedule=made.schedule(32), scenario="kimi-k2/ep8/decode")
+    with pytest.raises(UserError, match="unlike environments"):
+        analysis.crossover_info(to_frame([made.record(50, schedule=made.schedule(64)), twin]), projection="gate_up")
+
+
+def test_a_measurement_after_an_edit_of_a_kernel_takes_the_older_ones_place(made, made_run):
+    edited = made_run(kernels="edited")
+    again = edited.record(40, schedule=made.schedule(64), date="2026-12-24T12:00:00+00:00")
+    frame = analysis.newest_versions(to_frame([made.record(50, schedule=made.schedule(64)), again]))
+    assert frame["time_us"].tolist() == [40.0]
+    same_second = [run.record(t, schedule=made.schedule(64)) for run, t in ((made, 50), (edited, 40))]
+    assert len(analysis.newest_versions(to_frame(same_second))) == 1
 
 
 def test_unlike_methods_are_never_mixed(made):

@@ -79,7 +79,7 @@ def build_triton_tables(frame: pd.DataFrame) -> list[TritonTable]:
     import pandas as pd
 
     rows = candidates(frame)
-    portable = require_one_environment(rows[rows["kernel"] == "portable"])
+    portable = require_one_environment(rows[rows["kernel"] == "portable"], together=("scenario", "projection"))
     if not len(portable):
         kernels = ", ".join(sorted({str(k) for k in rows["kernel"].unique()})) or "none"
         raise UserError(

@@ -1,11 +1,11 @@
 """Waiting for and arriving on ring slots without a barrier of all threads.
 
 Triton puts a bar.sync before every mbarrier.wait in a loop and into every mbarrier.arrive. In the multiplying warps that
-ties the warpgroups together, one dequantising while the other could multiply: 5 to 15 % of a prefill GEMM. The two
-functions here are the same instructions on one barrier each, per thread, with the release and acquire that PTX gives them.
+ties the warpgroups together, one dequantising while the other could multiply: 5 to 15 % of a prefill GEMM. `wait_slot` and
+`arrive_slot` are the same instructions on one barrier each, per thread, with the release and acquire that PTX gives them.
 
-Inline assembly needs the barrier's address. It is read off the compiled kernel (`slot_offsets`) and passed back as two
-arguments of the very same binary, so it cannot be out of step with it.
+Inline assembly needs addresses in shared memory, of the barriers and (for wgmma's descriptors) of x. They are read off the
+compiled kernel (`offsets_in`) and passed back as two arguments of the very same binary, so they cannot be out of step.
 """
 
 from __future__ import annotations

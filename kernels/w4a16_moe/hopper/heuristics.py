@@ -14,7 +14,7 @@ from ..profiles import Profile
 from ..schedule import Schedule, TokenSlicing
 
 # Turns found in data/nvidia_h200: between recorded points on both sides of them.
-DECODE_TOKENS = 12  # tokens per expert up to which mma.sync leads: it does at 11, wide wgmma tiles at 13
+DECODE_TOKENS = 11  # tokens per expert up to which mma.sync leads: it does at 10, wide wgmma tiles at 12
 LONG_DECODE_TOKENS = 18  # the same where K is short or wide tiles fill their last wave badly
 SHORT_K = 2048  # one CTA more per SM hides a tile's start
 MIDDLE_K, MIDDLE_K_TOKENS = range(1024, SHORT_K + 1), 22  # here mma.sync leads longer: at 22, with 32-token tiles
