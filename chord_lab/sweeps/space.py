@@ -170,12 +170,12 @@ _WGMMA: tuple[Grid, ...] = (
         "ctas_per_sm": (2,),
         "token_slicing": ("static",),
     },
-    {
+    {  # weights dequantised once for more tokens
         **_WGMMA_KNOBS,
         "block_m": (192,),
         "block_n": (128,),
         "num_stages": (5,),
-    },  # weights dequantised once for more tokens
+    },
     {  # contiguous rows
         **_WGMMA_KNOBS,
         "block_m": (128,),

@@ -214,6 +214,19 @@ def test_recording_begins_with_what_matters_most():
     assert np.all([sum(p.routing.tok_e) == p.routed_m for p in wanted])
 
 
+def test_own_stands_for_each_scenarios_profile():
+    from chord_lab.cli.measuring import Request
+    from chord_lab.cli.record import recording_points
+
+    request = Request(scenario="x", draws=["uniform"], tokens="published")
+    scenarios = ["kimi-k2/ep8/decode", "kimi-k2/tp8/prefill", "kimi-k2/ep8/grouped_decode"]
+    profiles = {p.scenario: p.profile for p in recording_points(request, scenarios, ["own"])}
+    assert profiles == dict(zip(scenarios, ("h200_decode_ep8", "h200_tp8", "h200_grouped_decode"), strict=True))
+    both = {p.profile for p in recording_points(request, scenarios[:1], None)}
+    assert both == {p.profile for p in recording_points(request, scenarios[:1], ["portable", "own", "own"])}
+    assert both == {"portable", "h200_decode_ep8"}
+
+
 def planned(*arguments):
     result = invoke("record", "--plan-only", "--points", "published", "--draw", "uniform", "--json", *arguments)
     assert result.exit_code == 0, result.exception

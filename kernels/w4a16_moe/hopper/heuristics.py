@@ -19,6 +19,7 @@ LONG_DECODE_TOKENS = 18  # the same where K is short or wide tiles fill their la
 SHORT_K = 2048  # one CTA more per SM hides a tile's start
 MIDDLE_K, MIDDLE_K_TOKENS = range(1024, SHORT_K + 1), 22  # here mma.sync leads longer: at 22, with 32-token tiles
 TWO_SLICES_TOKENS = 12  # with a short K two slices of 8 tokens beat three up to here, though some experts take two tiles
+DEEP_TOKENS = 6  # in the middle range of K a deep ring leads from here on
 WIDE_TOKENS = 48  # tiles of 512 columns, which read x half as often, hold 64 tokens at most: they lead at 43, not at 60
 WIDE_WAVES = 0.8  # share of the SMs that they must keep busy on average, unless all of them run at once
 # Sizes from so many tokens per expert on: one block an expert as long as that is possible, then two or more alike.
@@ -56,17 +57,19 @@ def _preferences(
     if few:
         block_m = model.choose(problem.num_experts, routed_m, (8, 16, 24, 32))
         if profile.interface == "indexed":
+            if problem.K < MIDDLE_K.start and tok_e <= TWO_SLICES_TOKENS:
+                yield _tile(min(block_m, 16), 256, 128, 2, 3)
+            elif problem.K in MIDDLE_K and DEEP_TOKENS < tok_e <= TWO_SLICES_TOKENS:
+                yield _tile(16, 128, 64, 8, 4)
             if block_m <= 16:
                 yield from _short_tiles(block_m, problem, routed_m, num_sms)
-            elif problem.K <= SHORT_K and tok_e <= TWO_SLICES_TOKENS:
-                yield _tile(16, 128, 64, 4, 4)
         yield from _mma_sync(block_m, profile)
     if tok_e <= MIDDLE_K_TOKENS and problem.K in MIDDLE_K and profile.interface == "indexed":
         yield _tile(32, 256, 128, 2, 3)
     if tok_e <= WIDE_TOKENS:
         sizes = (16, 24, 32, 40, 48, 56, 64) if wide else (32, 64)
         block_m = model.choose(problem.num_experts, routed_m, sizes)
-        if block_m <= 32 and problem.K <= SHORT_K:  # two CTAs hide each other's start
+        if block_m <= 32 and problem.K in MIDDLE_K:  # two CTAs hide each other's start
             yield from _wgmma_tiles(block_m, (256,), "static", 2)
         yield from _wgmma_tiles(block_m, (512, 256) if wide else (256,), "branched", 1)
     else:
