@@ -18,6 +18,7 @@ OURS = "w4a16_moe"
 # What makes two rows belong to one point: candidates of a point compete, those of two points never do.
 POINT_COLUMNS = ("scenario", "projection", "profile", "num_tokens", "routed_m", "draw", "seed")
 METHOD_COLUMNS = ("timer", "l2", "timed")
+_PLACE = ("routed_m", "draw", "seed")
 # Python and the peers' versions do not matter; the kernels' version matters within a point.
 _MACHINE_COLUMNS = tuple(c for c in ENVIRONMENT_COLUMNS if c not in ("python", "peers", "kernels"))
 
@@ -93,9 +94,6 @@ def require_one_environment(frame: pd.DataFrame, *, together: tuple[str, ...] = 
     return frame
 
 
-_PLACE = ("routed_m", "draw", "seed")
-
-
 def _differs(frame: pd.DataFrame, column: str, keys: tuple[str, ...]) -> bool:
     """Whether a column has several values where all keys agree."""
     if column not in frame or frame[column].nunique(dropna=False) < 2:
@@ -109,7 +107,10 @@ def _of_own_profile(frame: pd.DataFrame) -> pd.DataFrame:
     keys = ("scenario", "projection", *_PLACE)
     if "profile" not in frame or not _differs(frame, "kernels", keys):
         return frame
-    return _one_version(frame, keys, first=(frame["profile"] != "portable").map({True: "1", False: "0"}).astype(str))
+    own = (frame["profile"] != "portable").map({True: "1", False: "0"}).astype(str)
+    kept = _one_version(frame, keys, first=own)
+    kept.attrs["left_out"] = len(frame) - len(kept)
+    return kept
 
 
 def newest_versions(frame: pd.DataFrame) -> pd.DataFrame:
@@ -123,9 +124,7 @@ def _one_version(frame: pd.DataFrame, keys: tuple[str, ...], first: Any = "") ->
     columns = [frame[c] for c in keys if c in frame]
     rank = first + frame["date"].astype(str) + frame["kernels"].astype(str)
     of_version = rank.groupby([*columns, frame["kernels"]], observed=True, dropna=False).transform("max")
-    kept = frame[of_version == of_version.groupby(columns, observed=True, dropna=False).transform("max")]
-    kept.attrs["left_out"] = len(frame) - len(kept)
-    return kept
+    return frame[of_version == of_version.groupby(columns, observed=True, dropna=False).transform("max")]
 
 
 def require_one_setting(rows: pd.DataFrame) -> pd.DataFrame:
