@@ -70,8 +70,15 @@ def scenario_points(
                     profile=profile or scenario.profile,
                     num_tokens=token_point.num_tokens,
                     routing=routing,
-                    capacity=scenario.capacity,
+                    capacity=_capacity(scenario, routing),
                 )
                 for projection in projections
             ]
     return points
+
+
+def _capacity(scenario: Scenario, routing: RoutingRef) -> int | None:
+    """Rows laid out per expert: the scenario's, as many times over as the fullest expert of a skewed draw needs."""
+    if scenario.capacity is None:
+        return None
+    return scenario.capacity * max(1, -(-max(routing.tok_e) // scenario.capacity))

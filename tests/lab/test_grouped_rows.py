@@ -7,7 +7,7 @@ from w4a16_moe.problem import MoeProblem
 from chord_lab.measurement.grouped import contiguous_rows, masked_rows
 from chord_lab.measurement.tensors import Layer, PointTensors
 from chord_lab.records.attempt import Point
-from chord_lab.sweeps.points import routing_ref
+from chord_lab.sweeps.points import routing_ref, scenario_points
 
 
 @pytest.fixture
@@ -55,3 +55,12 @@ def test_masked_rows_hold_what_the_indexed_interface_computes(tensors):
 def test_a_load_above_the_capacity_is_refused(tensors):
     with pytest.raises(ValueError, match="the capacity is 2"):
         masked_rows(tensors, 2)
+
+
+def test_a_skewed_draw_gets_the_capacity_that_its_fullest_expert_needs():
+    name = "kimi-k2/ep8/grouped_decode"
+    even = scenario_points(name, tokens=[64])
+    skewed = scenario_points(name, tokens=[8, 64], draws=["zipf:1.0"])
+    assert {point.capacity for point in even} == {128}
+    assert {point.num_tokens: point.capacity for point in skewed} == {8: 128, 64: 384}
+    assert all(max(point.routing.tok_e) <= point.capacity for point in skewed)
