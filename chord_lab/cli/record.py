@@ -29,7 +29,7 @@ SCENARIOS = (
     "kimi-k2/ep8/grouped_decode",
 )
 MAX_ROUNDS = 5  # of the closest contenders; everyone else has --min-rounds
-OTHER_DRAWS = ("balanced", "zipf:1.0")
+DRAWS = ("uniform", "balanced", "zipf:1.0")  # of the indexed scenarios; a grouped one has a draw of its own
 OWN = "own"  # the scenario's own profile
 
 
@@ -43,7 +43,7 @@ def record(
     ] = None,
     space: Annotated[str, typer.Option(help="record, focus or full.")] = "record",
     points: Annotated[str, typer.Option(help="all or published; other draws are published points only.")] = "all",
-    draw: Annotated[list[str] | None, typer.Option(help="uniform, balanced and zipf:1.0 when not given.")] = None,
+    draw: Annotated[list[str] | None, typer.Option(help="uniform, balanced and zipf:1.0 (grouped: balanced) when not given.")] = None,
     peers: Annotated[str, typer.Option(help="none, own or tiles.")] = "tiles",
     min_rounds: Annotated[int, typer.Option(help="Interleaved repeats of every candidate.")] = 3,
     rep_ms: Annotated[float, typer.Option(help="Milliseconds of one repeat.")] = 10.0,
@@ -66,7 +66,7 @@ def record(
     request = Request(
         scenario=",".join(scenario or SCENARIOS),
         source="live",
-        draws=list(draw or ("uniform", *OTHER_DRAWS)),
+        draws=list(draw or ()),
         seed=seed,
         tokens=points,
         space=space,
@@ -129,7 +129,7 @@ def recording_points(request: Request, scenarios: list[str], profiles: list[str]
     for name in scenarios:
         scenario = get_scenario(name)
         for profile in _profiles(scenario, profiles):
-            draws = request.draws if scenario.interface == "indexed" else [scenario.draw]
+            draws = request.draws or (DRAWS if scenario.interface == "indexed" else (scenario.draw,))
             published = scenario_points(name, tokens="published", draws=draws[:1], seed=seed, profile=profile)
             first += published
             if request.tokens == "all":

@@ -227,6 +227,19 @@ def test_own_stands_for_each_scenarios_profile():
     assert both == {"portable", "h200_decode_ep8"}
 
 
+def test_recording_draws_a_grouped_scenario_as_asked_and_as_its_own_otherwise():
+    from chord_lab.cli.measuring import Request
+    from chord_lab.cli.record import recording_points
+
+    def draws_of(*draws):
+        request = Request(scenario="x", draws=list(draws), tokens="published")
+        return {p.routing.draw for p in recording_points(request, ["kimi-k2/ep8/grouped_decode"], ["own"])}
+
+    assert draws_of() == {"balanced"}
+    assert draws_of("zipf:1.0") == {"zipf:1.0"}
+    assert draws_of("balanced", "zipf:1.0") == {"balanced", "zipf:1.0"}
+
+
 def planned(*arguments):
     result = invoke("record", "--plan-only", "--points", "published", "--draw", "uniform", "--json", *arguments)
     assert result.exit_code == 0, result.exception
