@@ -45,7 +45,6 @@ SCENARIOS = (
     "kimi-k2/tp8/prefill",
     "kimi-k2/tp8/decode",
 )
-SKEWED = ("kimi-k2/ep8/decode", "kimi-k2/ep8/prefill", "kimi-k2/tp8/prefill")  # also under zipf:1.0
 BETWEEN = {"kimi-k2/ep8/decode": (64, 80, 96)}  # tokens: 512, 640, 768 rows, between decode and prefill
 
 
@@ -53,7 +52,7 @@ def bench_points() -> list[Point]:
     """Published points, those between decode and prefill, then the skewed ones; one problem after the other."""
     points = [p for name in SCENARIOS for p in scenario_points(name, tokens="published")]
     points += [p for name, tokens in BETWEEN.items() for p in scenario_points(name, tokens=tokens)]
-    points += [p for name in SKEWED for p in scenario_points(name, tokens="published", draws=["zipf:1.0"])]
+    points += [p for name in SCENARIOS for p in scenario_points(name, tokens="published", draws=["zipf:1.0"])]
     return sorted(points, key=lambda p: (p.problem.num_experts, p.problem.N, p.routing.draw != "uniform"))
 
 
