@@ -26,8 +26,8 @@ from chord_lab.sweeps.winners import Winner
 
 Times = Sequence[float | None]
 MOST_CELLS = 40_000  # a heatmap of more cells than this is thinned, and says so
-ALIKE = 0.01  # times closer than this share count as level where a title says who leads
-MOST_RUNS = 3  # stretches of tokens that a title can name
+ALIKE = 0.02  # times closer than this share count as level where a title says who leads
+MOST_RUNS = 4  # stretches of tokens that a title can name
 
 
 def draw_block_m(info: CrossoverInfo) -> go.Figure:

@@ -62,7 +62,7 @@ def test_titles_state_the_finding(made, made_frame):
 
 
 def test_the_slicing_title_says_who_leads_where(made):
-    """Times closer than one percent are level, so a lead does not change hands for less."""
+    """Times closer than two percent are level, so a lead does not change hands for less."""
     info = slicings(made)
     times = [[100.0, 100.0, 120.0, 121.0], [100.5, 99.5, 118.0, 100.0]]
     info = info._replace(slicing=["static", "branched"], tokens_per_expert=[3.0, 6.0, 12.0, 24.0], time_us=times)
@@ -71,7 +71,7 @@ def test_the_slicing_title_says_who_leads_where(made):
     )
     info = info._replace(time_us=[times[0], [130.0, 99.5, 118.0, 100.0]])
     found = figures.slicing_finding(info)
-    assert found == "gate_up: in the lead static from 3 to 6, then branched from 12 to 24 tokens per expert"
+    assert found == "gate_up: in the lead static from 3 to 12, then branched at 24 tokens per expert"
 
 
 def test_block_m_lines_hold_the_infos_numbers(crossover):
