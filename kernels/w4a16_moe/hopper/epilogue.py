@@ -17,14 +17,14 @@ def stage_rows(acc, buffer, FIRST: gl.constexpr, NUM: gl.constexpr):
 
 @constexpr_function
 def store_layout(block_n, num_warps):
-    """``[rows, block_n]`` with 16 bytes a thread along n."""
-    return gl.BlockedLayout([1, 8], [max(1, 256 // block_n), min(32, block_n // 8)], [num_warps, 1], [1, 0])
+    """``[rows, block_n]``, at most 256 wide, with 16 bytes a thread along n."""
+    return gl.BlockedLayout([1, 8], [256 // block_n, block_n // 8], [num_warps, 1], [1, 0])
 
 
 @constexpr_function
 def chunk_rows(block_n, num, num_warps):
     """Rows that all warps write at once; at least 8, because a 128-byte swizzle pattern cannot be cut."""
-    return min(num & -num, max(8, max(1, 256 // block_n) * num_warps))
+    return min(num & -num, max(8, 256 // block_n * num_warps))
 
 
 @gluon.jit

@@ -92,26 +92,26 @@ mov.b32 $1, 0xc308c308;
 
 
 @constexpr_function
-def values_asm(dequant, first, steps, copies):
-    """One 32-bit word (two kk of one row) -> its codes of k16 steps first .. first + steps - 1 as pairs of bf16.
+def values_asm(dequant, half, copies):
+    """One 32-bit word (two kk of one row) -> its codes of the two k16 steps of a half as pairs of bf16.
 
-    Steps 0 and 1 lie in bits 0-3 of the low and the high byte, 2 and 3 in bits 4-7. Scale and addend come `copies` times.
+    The first step lies in the low byte, the second in the high one; half 0 in bits 0-3, half 1 in bits 4-7. Scale and
+    addend come `copies` times.
     """
     lines = [".reg .b32 t;"]
-    word, scale, bias = (f"${steps + i}" for i in (0, 1, 1 + copies))
+    word, scale, bias = "$2", "$3", f"${3 + copies}"
     if dequant == "exponent":
         lines += [".reg .b32 one;", "mov.b32 one, 0x3f803f80;"]
-    for i in range(steps):
-        high_byte, high_half = (first + i) % 2, (first + i) // 2
+    for i in range(2):
         if dequant == "subnormal":
             lines += [
-                f"shr.u32 t, {word}, 8;" if high_byte else f"mov.b32 t, {word};",
-                f"and.b32 t, t, {'0x00f000f0' if high_half else '0x000f000f'};",
+                f"shr.u32 t, {word}, 8;" if i else f"mov.b32 t, {word};",
+                f"and.b32 t, t, {'0x00f000f0' if half else '0x000f000f'};",
                 f"fma.rn.bf16x2 ${i}, t, {scale}, {bias};",
             ]
         else:
             lines += [
-                f"shr.u32 t, {word}, {8 * high_byte + 4 * high_half};",
+                f"shr.u32 t, {word}, {8 * i + 4 * half};",
                 "lop3.b32 t, t, 0x000f000f, 0x43004300, 0xea;",
                 f"fma.rn.bf16x2 t, t, one, {bias};",
                 f"mul.rn.bf16x2 ${i}, t, {scale};",
@@ -147,7 +147,7 @@ def dequantise_words(words, pairs, HALF: gl.constexpr, DEQUANT: gl.constexpr):
     """For wgmma: one scale group of a k64 step -> its two k16 steps, ``[COLUMNS, 8]`` bf16 pairs in int32."""
     scale, bias = _multiplier_and_addend(pairs, HALF, DEQUANT)
     return gl.inline_asm_elementwise(
-        values_asm(DEQUANT, 2 * HALF, 2, 1), "=r,=r,r,r,r", [words, scale, bias],
+        values_asm(DEQUANT, HALF, 1), "=r,=r,r,r,r", [words, scale, bias],
         dtype=(gl.int32, gl.int32), is_pure=False, pack=1,
     )  # fmt: skip
 
@@ -167,7 +167,7 @@ def dequantise_half(
     """For mma.sync: one scale group of a k64 step -> ``[block_n, 32]`` bf16, operand A as it is."""
     scale, bias = _multiplier_and_addend(pairs, HALF, DEQUANT)
     first, second = gl.inline_asm_elementwise(
-        values_asm(DEQUANT, 2 * HALF, 2, 2), "=r,=r,r,r,r,r,r", [words, scale, bias],
+        values_asm(DEQUANT, HALF, 2), "=r,=r,r,r,r,r,r", [words, scale, bias],
         dtype=(gl.bfloat16, gl.bfloat16), is_pure=False, pack=2,
     )  # fmt: skip
     values = gl.reshape(gl.permute(gl.join(first, second), (0, 2, 1)), (BLOCK_N, 32))

@@ -23,7 +23,7 @@ DEEP_TOKENS = 6  # in the middle range of K a deep ring leads from here on
 WIDE_TOKENS = 48  # tiles of 512 columns, which read x half as often, hold 64 tokens at most: they lead at 43, not at 60
 WIDE_WAVES = 0.8  # share of the SMs that they must keep busy on average, unless all of them run at once
 # Sizes from so many tokens per expert on: one block an expert as long as that is possible, then two or more alike.
-TALL_SIZES = ((300, (128,)), (136, (96, 112, 128)), (96, (128,)), (80, (112,)), (0, (80, 96)))
+TALL_SIZES = ((300, (128,)), (136, (112, 128)), (96, (128,)), (80, (112,)), (0, (80, 96)))
 LONG_K, FEW_WAVES = 4096, 4  # fewer 128-wide tiles than so many an SM, each a long walk along K: narrower ones
 DEEP_CTAS = 6  # narrow tiles with a ring of 8 stages that an SM holds; more tiles than that want the shallow ring
 
@@ -95,7 +95,12 @@ def _short_tiles(block_m: int, problem: MoeProblem, routed_m: int, num_sms: int)
         if 2 * tiles <= DEEP_CTAS * num_sms:
             yield _tile(16, 64, 64, 8, 4)
         yield _tile(block_m, 64, 64, 4, 4)
-    yield _tile(block_m, 128, 128, 2, 7 if problem.K <= SHORT_K else 6)
+    active = problem.num_experts * (1 - (1 - 1 / problem.num_experts) ** routed_m)  # under uniform routing
+    ctas_per_sm = 7 if problem.K <= SHORT_K else 6
+    waves = active * problem.N / 128 / (ctas_per_sm * num_sms)
+    if problem.K >= LONG_K and 1 < waves < 1.5:  # a second wave, hardly begun: smaller tiles fill it
+        yield _tile(block_m, 64, 64, 4, 4)
+    yield _tile(block_m, 128, 128, 2, ctas_per_sm)
 
 
 def _tile(block_m: int, block_n: int, block_k: int, num_stages: int, ctas_per_sm: int) -> Schedule:

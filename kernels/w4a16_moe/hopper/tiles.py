@@ -23,7 +23,7 @@ def tile_coordinates(t, num_blocks, NUM_N: gl.constexpr, GROUP_M: gl.constexpr):
     else:
         group = t // (GROUP_M * NUM_N)
         within = t % (GROUP_M * NUM_N)
-        height = gl.minimum(num_blocks - group * GROUP_M, GROUP_M)
+        height = gl.maximum(gl.minimum(num_blocks - group * GROUP_M, GROUP_M), 1)  # also past the last tile
         return group * GROUP_M + within % height, within // height
 
 

@@ -34,7 +34,7 @@ def bodies_of(block_m, block_n, num_warps, slicing):
     """
     accumulators = block_m * block_n // (32 * num_warps)
     wide = block_n > columns(block_n, num_warps)
-    more = 0 if slicing == "static" else 3 if accumulators <= 96 else 2 if accumulators <= 112 or not wide else 1
+    more = 0 if slicing == "static" else 3 if accumulators <= 96 or (accumulators <= 112 and not wide) else 2
     step = 8 if block_m <= 64 else 16 if block_m <= 112 else 32 if block_m <= 192 else 64
     if more == 1:
         step *= 2
@@ -197,6 +197,8 @@ def _store(
     entries = load_entries(ids_ptr, row0 + FIRST, BLOCK_N, NUM, NUM_WARPS)  # early: they arrive behind the barriers
     cta_barrier()  # everyone has read what was in the buffer before
     # in one store, though of some rows twice: Triton 3.6 puts a barrier between two
-    stage_rows(_together(sums, FIRST // UNIT, pow2(NUM // UNIT), (FIRST + NUM) // UNIT - 1, BLOCK_N), buffer, 0, pow2(NUM))
+    rows = _together(sums, FIRST // UNIT, pow2(NUM // UNIT), (FIRST + NUM) // UNIT - 1, BLOCK_N)
+    # the same registers in wgmma's own order: joined, stmatrix would meet itself in the banks
+    stage_rows(gl.convert_layout(rows, registers_layout(NUM_WARPS), assert_trivial=True), buffer, 0, pow2(NUM))
     cta_barrier()
     write_rows(buffer, y_ptr, entries, row0 + FIRST, routed_m, n0, N, BLOCK_N, NUM, CONTIGUOUS, NUM_WARPS)

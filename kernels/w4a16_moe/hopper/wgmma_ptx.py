@@ -14,6 +14,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 UNIT = gl.constexpr(8)  # tokens of one accumulator tensor
+STEPS = 2  # k16 steps of one `multiply`: a half of k64, one scale group
 # Descriptor, upper half: 1024 bytes between groups of 8 rows (in 16-byte units), 128-byte swizzle.
 DESCRIPTOR_HIGH = 0x40000040
 
@@ -41,14 +42,14 @@ def _registers(columns, num_warps):
 
 
 @gluon.constexpr_function
-def _multiply_asm(tokens, columns, num_warps, steps):
-    """Fence, one wgmma for each m64 piece, k16 step and instruction's width, commit."""
+def _multiply_asm(tokens, columns, num_warps):
+    """Fence, one wgmma for each m64 piece, k16 step of a k32 half and instruction's width, commit."""
     each = _registers(columns, num_warps)
     sums = tokens // 8 * each
-    descriptor = 2 * sums + steps * each  # behind results, the operands tied to them, and A
+    descriptor = 2 * sums + STEPS * each  # behind results, the operands tied to them, and A
     lines = [".reg .b64 d;", ".reg .b32 low;", ".reg .pred p;", "setp.eq.u32 p, 0, 0;", "wgmma.fence.sync.aligned;"]
     for piece in range(0, each, 4):
-        for step in range(steps):
+        for step in range(STEPS):
             for first in range(0, tokens, width(tokens)):
                 # 16-byte units: 2 a k16 step, 8 a row of 64 k
                 lines.append(f"add.u32 low, ${descriptor}, {2 * step + 8 * first};")
@@ -92,10 +93,10 @@ def zero(TOKENS: gl.constexpr, COLUMNS: gl.constexpr, NUM_WARPS: gl.constexpr):
 
 @gluon.jit
 def multiply(sums, steps, descriptor, TOKENS: gl.constexpr, COLUMNS: gl.constexpr, NUM_WARPS: gl.constexpr):
-    """Start the k16 steps of A (a tuple of ``[COLUMNS, 8]`` int32, bf16 pairs) times the tokens at `descriptor`."""
+    """Start the two k16 steps of A (a tuple of ``[COLUMNS, 8]`` int32, bf16 pairs) times the tokens at `descriptor`."""
     where = gl.full([COLUMNS, UNIT], descriptor, gl.int32, layout=registers_layout(NUM_WARPS))
     return gl.inline_asm_elementwise(
-        _multiply_asm(TOKENS, COLUMNS, NUM_WARPS, len(steps)),
+        _multiply_asm(TOKENS, COLUMNS, NUM_WARPS),
         _constraints(TOKENS, COLUMNS, NUM_WARPS, len(steps) + 1),
         sums + steps + (where,), dtype=_types(TOKENS), is_pure=False, pack=_registers(COLUMNS, NUM_WARPS),
     )  # fmt: skip
