@@ -22,7 +22,7 @@ GPU_SETUP := $(if $(PYTHON),,setup)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lab lint format notebooks browser test-gpu record bench nsight lock gallery readme clean
+.PHONY: help setup run test lab lint format notebooks browser test-gpu record bench tables nsight lock gallery readme clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -67,6 +67,12 @@ record: $(GPU_SETUP) ## measure again what data/ ships, on this machine's GPU
 
 bench: $(GPU_SETUP) ## our kernels against the peers that are installed, on this machine's GPU
 	@$(GPU_PATH) $(GPU_PYTHON) -m benchmarks.compare
+
+tables: setup ## the kernel package's tuning tables, from the records and traffic in data/
+	@$(VENV_PYTHON) -m chord_lab export data/nvidia_h200 --into-package
+	@rm -rf out/tables && for mix in data/traffic/*.yaml; do \
+	  $(VENV_PYTHON) -m chord_lab tune --source replay --data data/nvidia_h200 --traffic $$mix --into-package \
+	    --out out/tables/$$(basename $$mix .yaml) || exit; done
 
 nsight: $(GPU_SETUP) ## capture again what data/nsight ships, on this machine's GPU (needs ncu)
 	@$(GPU_PATH) $(GPU_PYTHON) -m benchmarks.record_nsight

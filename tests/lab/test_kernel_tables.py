@@ -1,4 +1,5 @@
 import json
+import pathlib
 import subprocess
 import sys
 
@@ -22,6 +23,12 @@ from chord_lab.export.tables.kernels import (
 )
 from chord_lab.export.tables.points import TablePoint, missing_points, table_rows
 from chord_lab.records import to_table, write_parquet
+from chord_lab.records.parquet import read_tables
+from chord_lab.scenarios import get_scenario
+from chord_lab.sweeps.recorded import newest_runs
+from chord_lab.sweeps.traffic import read_traffic, traffic_winners
+
+DATA = pathlib.Path(__file__).resolve().parents[2] / "data"
 
 PROBLEM = MoeProblem(num_experts=8, N=256, K=512, top_k=2)
 
@@ -421,3 +428,20 @@ def test_bad_input_is_one_line_and_exit_code_2(run_folder, arguments, line):
     assert line in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+def test_the_packages_tables_follow_the_shipped_records_and_traffic():
+    table, _ = newest_runs(read_tables(DATA / "nvidia_h200")[0])
+    mixes = [read_traffic(path) for path in sorted((DATA / "traffic").glob("*.yaml"))]
+    assert mixes
+    chosen = {(w.scenario, w.profile, w.projection, w.routed_m): w.schedule for w in collect(table).winners}
+    mixed = {
+        (w.scenario, w.profile, w.projection, w.routed_m): w.schedule
+        for traffic in mixes
+        for w in traffic_winners(table, traffic)
+    }
+    assert len(mixed) > 30 and mixed.keys() <= chosen.keys()
+    for (scenario, profile, projection, routed_m), schedule in (chosen | mixed).items():
+        problem = get_scenario(scenario).problem(projection)
+        served = resolve_schedule(problem, routed_m, profile, "nvidia_h200").schedule
+        assert served == schedule, (scenario, projection, routed_m)
