@@ -65,7 +65,8 @@ def figures() -> str:
         "same routing in the same process, with its own heuristics and, beside it, with its fastest forced tile; above "
         "1 ours is faster. "
         "Tokens are those of a chunk that all 8 GPUs share in EP8 prefill, each GPU's own in EP8 decode, the batch's "
-        "in TP8; each is routed to 8 experts by the draw. In grouped scenarios every expert gets that many.",
+        "in TP8; each is routed to 8 experts by the draw. In grouped scenarios every expert gets that many, "
+        "under zipf:1.0 on average.",
         "",
         "| scenario | draw | tokens | rows/expert | ours | Humming | ratio | its best tile | ratio |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|",

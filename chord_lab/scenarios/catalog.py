@@ -49,7 +49,7 @@ class Scenario:
     token_unit: TokenUnit
     points: tuple[TokenPoint, ...]
     draw: str = "uniform"  # default routing draw
-    capacity: int | None = None  # grouped_masked: rows laid out per expert; never picks the tile
+    capacity: int | None = None  # grouped_masked: rows laid out per expert, or multiples of it; never picks the tile
     title: str = field(default="", compare=False)  # overrides the name: a config file's scenario
 
     @property
@@ -197,7 +197,7 @@ def make_scenario(model: ModelShape, shard: Shard, phase: str, *, title: str = "
 
 
 def _grouped(model: ModelShape, shard: Shard, phase: str, title: str) -> Scenario:
-    """Published comparison of the grouped interfaces: every expert gets the same number of rows."""
+    """Published comparison of the grouped interfaces: under their own draw every expert gets equally many rows."""
     prefill = phase == "grouped_prefill"
     interface: Interface = "grouped_contiguous" if prefill else "grouped_masked"
     plain: Phase = "prefill" if prefill else "decode"

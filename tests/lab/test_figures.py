@@ -72,6 +72,9 @@ def test_the_slicing_title_says_who_leads_where(made):
     info = info._replace(time_us=[times[0], [130.0, 99.5, 118.0, 100.0]])
     found = figures.slicing_finding(info)
     assert found == "gate_up: in the lead static from 3 to 12, then branched at 24 tokens per expert"
+    info = info._replace(time_us=[[100.0, 120.0, 100.0, 120.0], [120.0, 100.0, 120.0, 100.0]])
+    found = figures.slicing_finding(info)
+    assert found.endswith("static at 3, then branched at 6, then static at 12, then branched at 24 tokens per expert")
 
 
 def test_block_m_lines_hold_the_infos_numbers(crossover):

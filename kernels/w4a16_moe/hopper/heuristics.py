@@ -14,7 +14,7 @@ from ..profiles import Profile
 from ..schedule import Schedule, TokenSlicing
 
 # Turns found in data/nvidia_h200: between recorded points on both sides of them.
-DECODE_TOKENS = 11  # tokens per expert up to which mma.sync leads: it does at 10, wide wgmma tiles at 12
+DECODE_TOKENS = 11  # tokens per expert up to which mma.sync leads or is level, as at 10; wide wgmma tiles lead at 12
 LONG_DECODE_TOKENS = 18  # the same where K is short or wide tiles fill their last wave badly
 SHORT_K = 2048  # one CTA more per SM hides a tile's start
 MIDDLE_K, MIDDLE_K_TOKENS = range(1024, SHORT_K + 1), 22  # here mma.sync leads longer: at 22, with 32-token tiles
@@ -23,6 +23,7 @@ DEEP_TOKENS = 6  # in the middle range of K a deep ring leads from here on
 WIDE_TOKENS = 48  # tiles of 512 columns, which read x half as often, hold 64 tokens at most: they lead at 43, not at 60
 WIDE_WAVES = 0.8  # share of the SMs that they must keep busy on average, unless all of them run at once
 # Sizes from so many tokens per expert on: one block an expert as long as that is possible, then two or more alike.
+# At 171 two blocks of 96 lead under uniform routing; 112 and 128 lose less there than 96 does under skew.
 TALL_SIZES = ((300, (128,)), (136, (112, 128)), (96, (128,)), (80, (112,)), (0, (80, 96)))
 LONG_K, FEW_WAVES = 4096, 4  # fewer 128-wide tiles than so many an SM, each a long walk along K: narrower ones
 DEEP_CTAS = 6  # narrow tiles with a ring of 8 stages that an SM holds; more tiles than that want the shallow ring

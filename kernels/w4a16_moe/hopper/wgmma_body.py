@@ -30,7 +30,7 @@ def bodies_of(block_m, block_n, num_warps, slicing):
     """The bodies that a tile can run, by the tokens that they multiply, largest first: steps of 8 tokens, or of more.
 
     How many is a limit of the compiler: with more bodies than it can hold registers for ptxas serialises every wgmma
-    (C7512). These compile for every legal tile under Triton 3.6 to 3.8; some tiles would bear one more.
+    (C7512). These compile for every legal tile under Triton 3.6 to 3.8.
     """
     accumulators = block_m * block_n // (32 * num_warps)
     wide = block_n > columns(block_n, num_warps)
