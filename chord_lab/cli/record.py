@@ -43,9 +43,7 @@ def record(
     ] = None,
     space: Annotated[str, typer.Option(help="record, focus or full.")] = "record",
     points: Annotated[str, typer.Option(help="all or published; other draws are published points only.")] = "all",
-    draw: Annotated[
-        list[str] | None, typer.Option(help="uniform, balanced and zipf:1.0 (grouped: balanced) when not given.")
-    ] = None,
+    draw: Annotated[list[str] | None, typer.Option(help="Default: all three; grouped: balanced.")] = None,
     peers: Annotated[str, typer.Option(help="none, own or tiles.")] = "tiles",
     min_rounds: Annotated[int, typer.Option(help="Interleaved repeats of every candidate.")] = 3,
     rep_ms: Annotated[float, typer.Option(help="Milliseconds of one repeat.")] = 10.0,
