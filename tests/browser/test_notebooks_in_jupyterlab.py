@@ -84,16 +84,16 @@ def threshold_moves_the_figure(view):
         "() => [...document.querySelectorAll('.js-plotly-plot')].flatMap(g => (g.layout.shapes ?? []).map(s => s.x0))"
     )
     shapes = page.evaluate(lines)
-    press(handle, "ArrowRight", 30)
+    press(handle, "ArrowLeft", 40)  # far from any best one
     page.wait_for_function(
-        f"() => {GRAPHS}.some(g => g.layout?.title?.text?.startsWith('Threshold 110'))",
+        f"() => {GRAPHS}.some(g => g.layout?.title?.text?.startsWith('Threshold 40'))",
         timeout=REDRAW_MS,
     )
     assert page.evaluate(lines) != shapes
-    view.shot("threshold_at_110")
+    view.shot("threshold_at_40")
     page.get_by_role("button", name="Set to the best").click()
     page.wait_for_function(
-        f"() => !{GRAPHS}.some(g => g.layout?.title?.text?.startsWith('Threshold 110'))", timeout=REDRAW_MS
+        f"() => !{GRAPHS}.some(g => g.layout?.title?.text?.startsWith('Threshold 40'))", timeout=REDRAW_MS
     )
     assert before != titles(page) or "default" in str(before)
 
