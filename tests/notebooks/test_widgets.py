@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 
 import plotly.graph_objects as go
@@ -432,3 +434,14 @@ def test_out_folder_obeys_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("CHORD_LAB_OUT", str(tmp_path))
     assert out_folder("a", "b") == tmp_path / "a" / "b"
     assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_panels_start_without_grammars_that_no_notebook_needs():
+    code = (
+        "import chord_lab.widgets, sys, nbformat\n"
+        "assert 'jsonschema' in sys.modules and 'rfc3987_syntax' not in sys.modules\n"
+        "nbformat.validate(nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell('text')]))\n"
+        "import rfc3987_syntax\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
