@@ -21,12 +21,12 @@ from chord_lab.analysis import (
     WavesInfo,
     changes_in_words,
 )
+from chord_lab.analysis.crossover import NOISE
 from chord_lab.export import look, palette
 from chord_lab.sweeps.winners import Winner
 
 Times = Sequence[float | None]
 MOST_CELLS = 40_000  # a heatmap of more cells than this is thinned, and says so
-ALIKE = 0.02  # times closer than this share count as level where a title says who leads
 MOST_RUNS = 4  # stretches of tokens that a title can name
 
 
@@ -329,10 +329,10 @@ def slicing_finding(info: SlicingInfo) -> str:
 
 
 def _leaders(at: list[dict[str, float]]) -> list[tuple[str, int, int]]:
-    """(name, first, last) of as few stretches as possible in each of which one name is within `ALIKE` of the least."""
+    """(name, first, last) of as few stretches as possible in each of which one name is within `NOISE` of the least."""
     runs: list[tuple[set[str], int, int]] = []
     for place, times in enumerate(at):
-        near = {name for name, time in times.items() if time <= min(times.values()) * (1 + ALIKE)}
+        near = {name for name, time in times.items() if time <= min(times.values()) * (1 + NOISE)}
         if runs and runs[-1][0] & near:
             names, first, _ = runs.pop()
             runs.append((names & near, first, place))
